@@ -1,0 +1,110 @@
+"""The shapes every layer shares. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Level = Literal["process", "confined", "sealed"]
+LEVELS: tuple[Level, ...] = ("process", "confined", "sealed")  # weakest first
+
+Reason = Literal[
+    "ok", "error", "timeout", "signal", "memory", "processes", "disk", "output", "blocked_import", "cancelled"
+]
+
+AXES = ("files", "network", "processes", "ipc", "syscalls", "privileges", "memory", "cpu", "disk")
+
+TIMEOUT_EXIT_CODE = -1
+
+
+@dataclass(slots=True)
+class ExecutionResult:
+    """What came out of one execution, the same from every backend."""
+
+    stdout: str
+    stderr: str
+    exit_code: int  # 0 success, -1 timeout, 1 error, 128+n killed by signal n, otherwise the program's own
+    duration: float  # seconds, host monotonic clock
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one execution may use. The whole process tree counts."""
+
+    memory_bytes: int = 1024 * 1024 * 1024
+    cpu_s: float | None = None  # None: timeout times cores
+    processes: int = 256  # threads count
+    open_files: int = 1024
+    file_bytes: int = 256 * 1024 * 1024
+    disk_bytes: int = 512 * 1024 * 1024
+    inodes: int = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One program to run: `argv`, or program text that `argv[0]` runs from the file named in `argv[1]`."""
+
+    argv: tuple[str, ...]
+    script: bytes | None = None
+    stdin: bytes = b""
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)  # relative to the working directory
+    cpu_s: float | None = None  # seconds of CPU per process, a backstop behind the deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes that the program wrote."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """How the program ended, as the host saw it. Exactly one per process, always the last event."""
+
+    exit_code: int  # the program's own, or 128+n
+    reason: Reason  # ok, error, signal, memory, processes, disk; the layer above adds timeout, output, cancelled
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One line of a receipt: how far one axis is isolated, by what, and why not further."""
+
+    level: Literal["sealed", "confined", "process", "none"]
+    mechanism: str
+    step: str | None = None  # the step that failed, where this is weaker than asked
+    errno: str | None = None
+    fix: str | None = None
+
+    def as_dict(self) -> dict[str, str]:
+        pairs = (
+            ("level", self.level),
+            ("mechanism", self.mechanism),
+            ("step", self.step),
+            ("errno", self.errno),
+            ("fix", self.fix),
+        )
+        return {name: value for name, value in pairs if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What was enforced, found by doing it."""
+
+    level: Level
+    axes: Mapping[str, Axis]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"level": self.level, **{name: axis.as_dict() for name, axis in self.axes.items()}}
+
+
+class CodeSandbox(Protocol):
+    """What `get_sandbox()` gives."""
+
+    def execute(self, code: str, language: str = "python", timeout: float | None = None) -> ExecutionResult: ...
