@@ -1,0 +1,200 @@
+"""The kernel's calls that Python does not have. The only file of the engine that imports ctypes.
+
+Every function raises OSError when the kernel refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+# PyDLL keeps the GIL: a raw clone must not run while another thread could take it.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_python = ctypes.pythonapi
+_MACHINE = platform.machine()
+_X86 = _MACHINE == "x86_64"
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_PARENT = 0x00008000
+_CLONE_PIDFD = 0x00001000
+_CLONE_CHILD_CLEARTID = 0x00200000
+_CLONE_CHILD_SETTID = 0x01000000
+_SIGCHLD = 17
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_AT_EMPTY_PATH = 0x1000
+_OPEN_TREE_CLONE = 1
+_OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_SECUREBITS = 28
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_GET_TID_ADDRESS = 40
+PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_SECCOMP_MODE_FILTER = 2
+_SECUREBITS_LOCKED = 0xEF  # everything but KEEP_CAPS, each with its lock: noroot, no_setuid_fixup, keep_caps lock, no ambient
+
+# name: (x86_64, aarch64)
+_NUMBERS = {
+    "clone": (56, 220),
+    "capset": (126, 91),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "mount_setattr": (442, 442),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+}
+
+
+def _number(name: str) -> int:
+    return _NUMBERS[name][0 if _X86 else 1]
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), what)
+    return result
+
+
+def _syscall(name: str, *args: object) -> int:
+    converted = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    return _check(_libc.syscall(ctypes.c_long(_number(name)), *converted), name)
+
+
+def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
+    zero = ctypes.c_ulong(0)
+    return _check(_libc.prctl(option, ctypes.c_ulong(arg), ctypes.c_ulong(arg3), zero, zero), f"prctl({option})")
+
+
+def clone(flags: int) -> tuple[int, int]:
+    """fork() with namespaces: (0, -1) in the child, (pid, pidfd) in the parent.
+
+    Python's own fork hooks are run around it. glibc's atfork handlers are not: nobody else's threads may matter here.
+    """
+    pidfd = ctypes.c_int(-1)
+    tid_address = ctypes.c_void_p()
+    _check(_libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(tid_address), 0, 0, 0), "prctl(PR_GET_TID_ADDRESS)")
+    flags |= _CLONE_PIDFD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | _SIGCHLD
+    child_tid, tls = (tid_address, None) if _X86 else (None, tid_address)  # the last two are swapped on aarch64
+    number = ctypes.c_long(_number("clone"))
+    _python.PyOS_BeforeFork()
+    pid = _libc.syscall(number, ctypes.c_ulong(flags), None, ctypes.byref(pidfd), child_tid, tls)
+    if pid == 0:
+        _python.PyOS_AfterFork_Child()
+        return 0, -1
+    code = ctypes.get_errno()
+    _python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(code, os.strerror(code), "clone")
+    return pid, pidfd.value
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
+    result = _libc.mount(
+        source.encode(),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode() if options else None,
+    )
+    _check(result, f"mount {kind or 'bind'} on {target}")
+
+
+def detach(path: str) -> None:
+    _check(_libc.umount2(os.fsencode(path), _MNT_DETACH), f"umount {path}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    _syscall("pivot_root", os.fsencode(new), os.fsencode(old))
+
+
+def open_tree(path: str) -> int:
+    """A detached copy of the mounts at `path`, symlinks followed."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
+    return _syscall("open_tree", _AT_FDCWD, os.fsencode(path), flags)
+
+
+def move_mount(tree: int, target: str) -> None:
+    _syscall("move_mount", tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def set_mount_attributes(tree: int, path: str, attributes: int, *, recursive: bool) -> None:
+    request = struct.pack("QQQQ", attributes, 0, 0, 0)
+    flags = (_AT_RECURSIVE if recursive else 0) | (_AT_EMPTY_PATH if not path else 0)
+    _syscall("mount_setattr", tree if tree >= 0 else _AT_FDCWD, os.fsencode(path), flags, request, len(request))
+
+
+def drop_capabilities() -> None:
+    """Out of every set, for good. Needs CAP_SETPCAP, so before anything else is given up."""
+    try:
+        prctl(PR_SET_SECUREBITS, _SECUREBITS_LOCKED)
+        for capability in range(64):
+            try:
+                prctl(PR_CAPBSET_DROP, capability)
+            except OSError as error:
+                if error.errno == 22:  # past the last one the kernel knows
+                    break
+                raise
+    finally:
+        clear_capabilities()
+
+
+def clear_capabilities() -> None:
+    """Empty effective, permitted, inheritable and ambient: what a process may always do to itself."""
+    prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    _syscall("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0))
+
+
+def install_seccomp(program: bytes) -> None:
+    """Needs no_new_privs. Last step: nothing after it may need what the filter refuses."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    fprog = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    holder = ctypes.create_string_buffer(fprog, len(fprog))
+    prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
+
+
+def landlock_abi() -> int:
+    return _syscall("landlock_create_ruleset", None, 0, 1)
+
+
+def landlock_create_ruleset(handled: bytes) -> int:
+    return _syscall("landlock_create_ruleset", handled, len(handled), 0)
+
+
+def landlock_allow_beneath(ruleset: int, parent: int, access: int) -> None:
+    _syscall("landlock_add_rule", ruleset, 1, struct.pack("=Qi", access, parent), 0)
+
+
+def landlock_restrict_self(ruleset: int) -> None:
+    _syscall("landlock_restrict_self", ruleset, 0)
+
+
+def flush_c_streams() -> None:
+    """What C libraries printed and still hold in their buffers."""
+    _libc.fflush(None)

@@ -1,0 +1,215 @@
+"""Applies a plan: a dumb loop over named steps, one function each. The first step that fails ends it.
+
+Runs in the zygote and in cells, never in the host process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from . import _syscalls as sys_calls
+from . import landlock
+
+Step = tuple[Any, ...]  # (name, *arguments), plain data: a plan crosses a process boundary
+
+_TREE_ATTRIBUTES = sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+_RLIMITS = {
+    "core": resource.RLIMIT_CORE,
+    "cpu": resource.RLIMIT_CPU,
+    "file": resource.RLIMIT_FSIZE,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "message_queues": resource.RLIMIT_MSGQUEUE,
+    "nice": resource.RLIMIT_NICE,
+    "open_files": resource.RLIMIT_NOFILE,
+    "pending_signals": resource.RLIMIT_SIGPENDING,
+    "processes": resource.RLIMIT_NPROC,
+    "realtime": resource.RLIMIT_RTPRIO,
+}
+
+
+class StepFailed(Exception):
+    def __init__(self, step: str, error: OSError):
+        super().__init__(f"{step}: {error}")
+        self.step = step
+        self.errno = error.errno or 0
+        self.detail = str(error)
+
+
+class Jail:
+    """Carries what one step leaves for a later one."""
+
+    def __init__(self) -> None:
+        self._trees: list[tuple[int, str, bool]] = []
+
+    def apply(self, steps: Iterable[Step]) -> None:
+        for name, *arguments in steps:
+            action: Callable[..., None] = getattr(self, f"step_{name}")
+            try:
+                action(*arguments)
+            except OSError as error:
+                raise StepFailed(name, error) from error
+
+    # --- identities
+
+    def step_map_ids(self, inside: int, uid: int, gid: int) -> None:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{inside} {uid} 1")
+        _write("/proc/self/gid_map", f"{inside} {gid} 1")
+
+    def step_become(self, uid: int, gid: int) -> None:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        sys_calls.prctl(sys_calls.PR_SET_DUMPABLE, 1)  # else /proc/self stays root's and the id maps cannot be written
+
+    def step_unshare(self, flags: int) -> None:
+        sys_calls.unshare(flags)
+
+    # --- the root, made once by the zygote
+
+    def step_private_mounts(self) -> None:
+        sys_calls.mount("none", "/", None, sys_calls.MS_REC | sys_calls.MS_PRIVATE)
+
+    def step_open_trees(self, trees: Sequence[tuple[str, str, bool]]) -> None:
+        """Before the new root covers anything: a virtualenv may lie beneath the very directory it is built on."""
+        for source, target, is_device in trees:
+            tree = sys_calls.open_tree(source)
+            noexec = sys_calls.MOUNT_ATTR_NOEXEC if is_device else sys_calls.MOUNT_ATTR_NODEV
+            sys_calls.set_mount_attributes(tree, "", _TREE_ATTRIBUTES | noexec, recursive=True)
+            self._trees.append((tree, target, is_device))
+
+    def step_new_root(self, staging: str) -> None:
+        flags = sys_calls.MS_NOSUID | sys_calls.MS_NODEV
+        sys_calls.mount("root", staging, "tmpfs", flags, "size=4m,nr_inodes=4096,mode=0755")
+        os.chdir(staging)
+
+    def step_skeleton(
+        self, directories: Sequence[str], links: Sequence[tuple[str, str]], files: Sequence[tuple[str, str]]
+    ) -> None:
+        for directory in directories:
+            os.makedirs(directory.lstrip("/"), 0o755, exist_ok=True)
+        for path, target in links:
+            os.symlink(target, path.lstrip("/"))
+        for path, text in files:
+            _write(path.lstrip("/"), text, create=True)
+
+    def step_attach_trees(self) -> None:
+        here = os.getcwd()
+        for tree, target, _ in self._trees:
+            sys_calls.move_mount(tree, here + target)
+            os.close(tree)
+        self._trees.clear()
+
+    def step_root_proc(self) -> None:
+        """Cells may mount their own /proc only where a whole one is in view already."""
+        _mount_proc(os.getcwd() + "/proc")
+
+    def step_enter_root(self) -> None:
+        sys_calls.pivot_root(".", ".")
+        sys_calls.detach(".")
+        os.chdir("/")
+        attributes = _TREE_ATTRIBUTES | sys_calls.MOUNT_ATTR_NODEV
+        sys_calls.set_mount_attributes(-1, "/", attributes, recursive=False)
+
+    # --- the private parts of a cell
+
+    def step_private_tree(self, size: int, inodes: int, binds: Sequence[tuple[str, str]]) -> None:
+        """One sized tmpfs holds every place a program may write to, so one number bounds them all."""
+        flags = sys_calls.MS_NOSUID | sys_calls.MS_NODEV
+        sys_calls.mount("private", "/mnt", "tmpfs", flags, f"size={size},nr_inodes={inodes},mode=0755")
+        for name, target in binds:
+            os.mkdir(f"/mnt/{name}", 0o700)
+            if target:
+                sys_calls.mount(f"/mnt/{name}", target, None, sys_calls.MS_BIND)
+
+    def step_uncover(self, trees: Sequence[tuple[str, str]]) -> None:
+        for source, target in trees:
+            os.makedirs(target, 0o755, exist_ok=True)
+            sys_calls.mount(source, target, None, sys_calls.MS_BIND | sys_calls.MS_REC)
+
+    def step_proc(self) -> None:
+        _mount_proc("/proc")
+
+    def step_no_proc(self) -> None:
+        sys_calls.mount("none", "/proc", "tmpfs", sys_calls.MS_RDONLY, "size=4k,nr_inodes=2")
+
+    def step_no_nested_namespaces(self) -> None:
+        _write("/proc/sys/user/max_user_namespaces", "0")
+
+    def step_loopback(self) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+
+    def step_hostname(self, name: str) -> None:
+        _set_hostname(name)
+
+    # --- what the program may use
+
+    def step_limits(self, limits: Sequence[tuple[str, int]]) -> None:
+        for name, value in limits:
+            number = _RLIMITS[name]
+            hard = resource.getrlimit(number)[1]
+            if hard != resource.RLIM_INFINITY and value > hard:
+                value = hard
+            resource.setrlimit(number, (value, value))
+
+    # --- what it may do
+
+    def step_no_new_privileges(self) -> None:
+        sys_calls.prctl(sys_calls.PR_SET_NO_NEW_PRIVS, 1)
+
+    def step_drop_capabilities(self) -> None:
+        sys_calls.drop_capabilities()
+
+    def step_clear_capabilities(self) -> None:
+        sys_calls.clear_capabilities()
+
+    def step_undumpable(self) -> None:
+        sys_calls.prctl(sys_calls.PR_SET_DUMPABLE, 0)
+
+    def step_adopt_orphans(self) -> None:
+        sys_calls.prctl(sys_calls.PR_SET_CHILD_SUBREAPER, 1)
+
+    def step_die_with_parent(self, signo: int) -> None:
+        sys_calls.prctl(sys_calls.PR_SET_PDEATHSIG, signo)
+
+    def step_landlock(self, readable: Sequence[str], writable: Sequence[str]) -> None:
+        landlock.restrict(readable, writable)
+
+    def step_seccomp(self, program: bytes) -> None:
+        sys_calls.install_seccomp(program)
+
+
+def program_may_be_seen() -> None:
+    """Undo `undumpable` in the program itself: only its supervisor must stay out of its reach."""
+    sys_calls.prctl(sys_calls.PR_SET_DUMPABLE, 1)
+
+
+def end_with_host(signo: int = signal.SIGKILL) -> None:
+    sys_calls.prctl(sys_calls.PR_SET_PDEATHSIG, signo)
+
+
+def _mount_proc(path: str) -> None:
+    sys_calls.mount("proc", path, "proc", sys_calls.MS_NOSUID | sys_calls.MS_NODEV | sys_calls.MS_NOEXEC)
+
+
+def _set_hostname(name: str) -> None:
+    socket.sethostname(name)
+
+
+def _write(path: str, text: str, *, create: bool = False) -> None:
+    flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+    fd = os.open(path, flags, 0o644)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

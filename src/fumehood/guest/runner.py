@@ -1,0 +1,159 @@
+"""Runs the program inside a cell. Standard library only.
+
+Everything here is in the program's reach: nothing it says is believed. Its end is a signal to the supervisor, which
+equals an early `_exit`; the supervisor and the host see everything else for themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import marshal
+import os
+import resource
+import signal
+import struct
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+DONE = {0: 40, 1: 41}  # exit code: the real-time signal that says so
+HEADER = struct.Struct("<Q")
+_MAIN = "main.py"
+
+
+def run(supervisor: int, workspace: str, flush_c: Callable[[], None]) -> NoReturn:
+    """Wait on standard input for the program, then be it. What follows the program there is its own input."""
+    try:
+        header = _read_exactly(HEADER.size)
+        if header is None:
+            os._exit(0)  # nobody wants this cell
+        body = _read_exactly(HEADER.unpack(header)[0])
+        if body is None:
+            os._exit(0)
+        order: dict[str, Any] = marshal.loads(body)
+        del body
+        _settle(order, workspace)
+        if order["inline"]:
+            code = _run_python(order["script"], order["argv"])
+        else:
+            code = _run_command(order)
+        _end(code, supervisor, flush_c)
+    except BaseException as error:
+        os.write(2, f"fumehood: the program could not be started: {error!r}\n".encode())
+        os._exit(125)
+    os._exit(125)
+
+
+def _settle(order: Mapping[str, Any], workspace: str) -> None:
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(workspace)
+    for name, data in order["files"].items():
+        directory = os.path.dirname(name)
+        if directory:
+            os.makedirs(directory, exist_ok=True)
+        with open(name, "wb") as file:
+            file.write(data)
+    if order["cpu_s"]:
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        seconds = order["cpu_s"] if hard == resource.RLIM_INFINITY else min(order["cpu_s"], hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+
+def _run_python(source: bytes, argv: list[str]) -> int:
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv = argv[1:]
+    sys.path.insert(0, os.getcwd())
+    try:
+        exec(compile(source, _MAIN, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as stop:
+        return _exit_code(stop.code)
+    except BaseException as error:
+        _show(error, source)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    _flush(sys.stdout)
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException, source: bytes) -> None:
+    _flush(sys.stdout)
+    trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
+    if sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, trace)
+        return
+    import linecache  # noqa: PLC0415 - in every zygote already; not worth its time in the first call
+    import traceback  # noqa: PLC0415
+
+    lines = source.decode("utf-8", "replace").splitlines(keepends=True)
+    linecache.cache[_MAIN] = (len(source), None, lines, _MAIN)
+    traceback.print_exception(type(error), error, trace)
+
+
+def _run_command(order: Mapping[str, Any]) -> int:
+    """Become another program. Comes back only if there is none."""
+    argv: list[str] = order["argv"]
+    if order["script"] is not None:
+        directory = os.environ.get("TMPDIR", "/tmp") + "/.program"
+        os.mkdir(directory, 0o700)
+        path = f"{directory}/{argv[1]}"
+        with open(path, "wb") as file:
+            file.write(order["script"])
+        argv = [argv[0], path, *argv[2:]]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, os.environ)
+    except FileNotFoundError:
+        os.write(2, f"{argv[0]}: not found in the sandbox\n".encode())
+        return 127
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        return 126
+
+
+def _end(code: int, supervisor: int, flush_c: Callable[[], None]) -> NoReturn:
+    """What the interpreter does at its end, without tearing itself down."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit._run_exitfuncs()
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+    flush_c()
+    if code in DONE:
+        try:
+            os.kill(supervisor, DONE[code])
+        except OSError:
+            pass  # the wait status says it too, a little later
+    os._exit(code)
+
+
+def _flush(stream: Any) -> None:
+    try:
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _read_exactly(size: int) -> bytearray | None:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = os.readv(0, [view])
+        if not count:
+            return None
+        view = view[count:]
+    return data
