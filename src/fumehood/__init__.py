@@ -1,3 +1,74 @@
 """fumehood runs code that an agent wrote, sealed off from the machine it runs on, and hands back what came out."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import OneShot, get_sandbox
+    from .errors import (
+        BackendError,
+        BackendUnavailable,
+        BadArgument,
+        ConfigurationError,
+        EngineFailed,
+        ExtraMissing,
+        FumehoodError,
+        IsolationUnavailable,
+        LanguageError,
+        LanguageNotAllowed,
+        RecordsError,
+        RuntimeMissing,
+        UnknownBackend,
+    )
+    from .tools import run_code, run_python_code
+    from .types import CodeSandbox, ExecutionResult
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BackendError",
+    "BackendUnavailable",
+    "BadArgument",
+    "CodeSandbox",
+    "ConfigurationError",
+    "EngineFailed",
+    "ExecutionResult",
+    "ExtraMissing",
+    "FumehoodError",
+    "IsolationUnavailable",
+    "LanguageError",
+    "LanguageNotAllowed",
+    "OneShot",
+    "RecordsError",
+    "RuntimeMissing",
+    "UnknownBackend",
+    "__version__",
+    "get_sandbox",
+    "run_code",
+    "run_python_code",
+]
+
+_HOME = {
+    "CodeSandbox": "types",
+    "ExecutionResult": "types",
+    "OneShot": "api",
+    "get_sandbox": "api",
+    "run_code": "tools",
+    "run_python_code": "tools",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used: importing fumehood alone costs next to nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_HOME.get(name, 'errors')}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,177 @@
+"""A backend that runs nothing and answers from a script, for tests of programs that use fumehood.
+
+    fake = FakeBackend(replies=[Reply("4\\n"), Reply(stderr="boom\\n", exit_code=1)])
+    get_sandbox(fake).execute("print(2 + 2)").stdout  # "4\\n"
+    fake.commands[0].script                           # b"print(2 + 2)"
+
+`replies` is a list, used in turn, or a function of the `Command`. Without it the program text comes back as stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..config import Settings
+from ..errors import EngineFailed, IsolationUnavailable
+from ..types import AXES, Axis, Command, Exited, Output, Reason, Receipt
+from .base import Backend, Process, Sandbox, SandboxSpec
+
+RECEIPT = Receipt("process", {name: Axis("none", "fake: nothing runs") for name in AXES})
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the program would have done; `after_s` is how long it would have taken."""
+
+    stdout: str | bytes = ""
+    stderr: str | bytes = ""
+    exit_code: int = 0
+    reason: Reason | None = None  # None: ok or error, by the exit code
+    after_s: float = 0.0
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+
+    def events(self) -> Iterable[Event]:
+        for stream, text in (("stdout", self.stdout), ("stderr", self.stderr)):
+            if text:
+                data = text.encode() if isinstance(text, str) else text
+                yield Output("stdout" if stream == "stdout" else "stderr", data)
+        yield self.after_s
+        reason = self.reason or ("ok" if self.exit_code == 0 else "error")
+        yield Exited(self.exit_code, reason, self.cpu_s, self.max_rss_bytes)
+
+
+Event = Output | Exited | float  # a float is a pause in seconds
+Answer = Reply | Iterable[Event]
+Replies = Sequence[Answer] | Callable[[Command], Answer]
+
+
+class FakeBackend(Backend):
+    """Answers from a script; its receipt says that nothing was isolated."""
+
+    name = "fake"
+
+    def __init__(self, settings: Settings | None = None, replies: Replies | None = None) -> None:
+        self.commands: list[Command] = []
+        self._require = settings.require if settings else None
+        self._replies = replies
+        self._lock = threading.Lock()
+
+    async def check(self) -> Receipt:
+        self._refuse_more()
+        return RECEIPT
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:  # noqa: ARG002
+        self._refuse_more()
+        return _FakeSandbox(self)
+
+    async def close(self) -> None:
+        pass
+
+    def start_direct(self, spec: SandboxSpec, command: Command) -> FakeDirectProcess:  # noqa: ARG002
+        self._refuse_more()
+        return FakeDirectProcess(self.answer(command))
+
+    def _refuse_more(self) -> None:
+        if self._require not in (None, "process"):
+            raise IsolationUnavailable(
+                f"{self._require!r} isolation is required and the fake backend isolates nothing; set SANDBOX_TYPE=local"
+            )
+
+    def answer(self, command: Command) -> Iterable[Event]:
+        """What the script says to `command`, which is noted in `commands`."""
+        with self._lock:
+            number = len(self.commands)
+            self.commands.append(command)
+        if self._replies is None:
+            answer: Answer = Reply(command.script or " ".join(command.argv).encode())
+        elif callable(self._replies):
+            answer = self._replies(command)
+        elif number < len(self._replies):
+            answer = self._replies[number]
+        else:
+            raise EngineFailed(f"the fake backend has {len(self._replies)} replies and was asked once more")
+        return answer.events() if isinstance(answer, Reply) else answer
+
+
+class FakeDirectProcess:
+    """Plays one answer. A kill ends any pause at once."""
+
+    receipt = RECEIPT
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._events = iter(events)
+        self._killed = threading.Event()
+        self._ready_at = 0.0
+        self._ended = False
+
+    def read(self, timeout_s: float | None = None) -> Output | Exited | None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            event, wait_s = self.step(until)
+            if event is not None or wait_s <= 0:
+                return event
+            self._killed.wait(wait_s)
+
+    def step(self, until: float | None) -> tuple[Output | Exited | None, float]:
+        """The next event, or None and how long to wait before asking again; 0 when `until` has passed."""
+        now = time.monotonic()
+        while not self._ended:
+            if self._killed.is_set():
+                return self._end(Exited(137, "signal")), 0.0
+            if now < self._ready_at:
+                ready_at = self._ready_at
+                return None, (ready_at if until is None else min(ready_at, until)) - now
+            event = next(self._events, Exited(0, "ok"))
+            if isinstance(event, Exited):
+                return self._end(event), 0.0
+            if isinstance(event, Output):
+                return event, 0.0
+            self._ready_at = now + event
+        raise EngineFailed("the process has ended: nothing can be read after Exited")
+
+    def _end(self, exited: Exited) -> Exited:
+        self._ended = True
+        return exited
+
+    def kill(self) -> None:
+        self._killed.set()
+
+    def close(self) -> None:
+        self._killed.set()
+
+
+class _FakeProcess(Process):
+    receipt = RECEIPT
+
+    def __init__(self, direct: FakeDirectProcess) -> None:
+        self._direct = direct
+
+    async def read(self, timeout_s: float | None = None) -> Output | Exited | None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            event, wait_s = self._direct.step(until)
+            if event is not None or wait_s <= 0:
+                return event
+            await asyncio.sleep(min(wait_s, 0.02))  # so that a kill is seen soon
+
+    def kill(self) -> None:
+        self._direct.kill()
+
+    async def close(self) -> None:
+        self._direct.close()
+
+
+class _FakeSandbox(Sandbox):
+    def __init__(self, backend: FakeBackend) -> None:
+        self._backend = backend
+
+    async def start(self, command: Command) -> Process:
+        return _FakeProcess(FakeDirectProcess(self._backend.answer(command)))
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,76 @@
+"""Runs coroutines for callers without an event loop, and for callers inside one (notebooks)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_CLEAN_UP_S = 5.0
+
+
+class Portal:
+    """One event loop in a daemon thread of its own, started when first needed and again after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._parents: list[object] = []  # loops from before a fork: never closed here, their fds are shared
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for `coroutine`; when the wait is interrupted it is cancelled and given time to clean up."""
+        loop = self._started()
+        if loop is None:
+            return _on_the_spot(coroutine)
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("this would wait for itself: inside the portal's own loop, await the async method")
+        done = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(_watched(coroutine, done), loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not done.is_set():
+                future.cancel()
+                done.wait(_CLEAN_UP_S)
+            raise
+
+    def _started(self) -> asyncio.AbstractEventLoop | None:
+        if self._pid != os.getpid():  # before the lock: another thread of the parent may have held it
+            self._parents.append(self._loop)
+            self._lock, self._loop, self._thread, self._pid = threading.Lock(), None, None, os.getpid()
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=loop.run_forever, name="fumehood-portal", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the interpreter is shutting down and starts no more threads
+                    loop.close()
+                    return None
+                self._loop, self._thread = loop, thread
+            return self._loop
+
+
+async def _watched(coroutine: Coroutine[Any, Any, T], done: threading.Event) -> T:
+    try:
+        return await coroutine
+    finally:
+        done.set()
+
+
+def _on_the_spot(coroutine: Coroutine[Any, Any, T]) -> T:
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+
+
+portal = Portal()
