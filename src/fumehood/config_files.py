@@ -55,7 +55,11 @@ def _read(path: str, origin: str, *, follow_symlinks: bool) -> bytes | None:
         fd = os.open(path, flags)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except ValueError:
+        raise ConfigurationError(f"{origin!r} is not a path.") from None
     except OSError as error:
+        if error.errno == errno.EACCES and not _can_see(path):
+            return None
         if error.errno == errno.ELOOP and not follow_symlinks:
             raise ConfigurationError(f"{origin} is a symbolic link; it must be a regular file.") from None
         raise ConfigurationError(f"{origin} cannot be read: {error.strerror}.") from None
@@ -71,6 +75,15 @@ def _read(path: str, origin: str, *, follow_symlinks: bool) -> bytes | None:
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{origin} is larger than {MAX_FILE_BYTES // 1024} KiB; settings are never that long.")
     return raw
+
+
+def _can_see(path: str) -> bool:
+    # HOME is often another user's (sudo, services): a directory that cannot be entered holds nothing of ours.
+    try:
+        os.lstat(path)
+    except PermissionError:
+        return False
+    return True
 
 
 def _decode(raw: bytes, origin: str) -> str:

@@ -1,0 +1,171 @@
+"""The import screen: reads a Python program before it runs and names imports that are on a list.
+
+Advice, not a boundary: a program that wants to hide an import can. What holds is the sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .errors import BadArgument
+
+MAX_CODE_CHARS = 512 * 1024  # a syntax tree can take 900 bytes of host memory per character
+_MAX_NAMED = 10
+_MAX_STATEMENT = 100
+
+ALTERNATIVES = {
+    "os": "pathlib for files and paths; the program's arguments and standard input for what it needs from outside",
+    "subprocess": "a Python library that does the same work, or a program in bash where that language is allowed",
+    "shutil": "pathlib to move, copy (read_bytes, write_bytes) and delete files",
+    "socket": "data passed in with the call, as files or standard input; there is no network unless it is switched on",
+    "sys": "print() and input() for text, a plain return for an early end",
+    "ctypes": "a Python library, or numpy for work on raw memory",
+    "multiprocessing": "a plain loop, or vectorised numpy",
+    "threading": "a plain loop, or vectorised numpy",
+    "pickle": "json for data",
+    "marshal": "json for data",
+    "importlib": "a plain import statement",
+    "requests": "data passed in with the call, as files or standard input",
+    "urllib": "data passed in with the call, as files or standard input",
+    "http": "data passed in with the call, as files or standard input",
+    "tempfile": "plain file names: the working directory is private to this run",
+    "pty": "the Python library that does the same work",
+    "signal": "the timeout of the call",
+}
+_GENERAL = "a module that is not on the list, or data passed in with the call"
+
+_warnings_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One import of a listed module."""
+
+    module: str  # as it stands on the list
+    line: int
+    statement: str
+    alternative: str
+
+
+def find(code: str, blocked: Sequence[str]) -> list[Finding]:
+    """Imports of `blocked` modules, in order. Code that cannot be parsed has none: running it will say why."""
+    if len(code) > MAX_CODE_CHARS:
+        raise BadArgument(
+            f"The program is longer than {MAX_CODE_CHARS:,} characters, which is more than the import screen reads: "
+            "its syntax tree would take too much memory. Pass data in files, or switch the screen off with "
+            "SANDBOX_BLOCK_DANGEROUS_IMPORTS=false."
+        )
+    # Every form we look for has this word in it, unless other letters or another encoding stand for it.
+    if code.isascii() and "import" not in code and "coding" not in code:
+        return []
+    tree = _parse(code)
+    if tree is None:
+        return []
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom, ast.Call))]
+    names = _Importers(nodes)
+    findings = []
+    for node in nodes:
+        for candidates, statement in _imports(node, names):
+            entry = next((entry for name in candidates for entry in blocked if _covers(entry, name)), None)
+            if entry is not None:
+                findings.append(Finding(entry, node.lineno, _cut(statement), alternative(entry)))
+    return sorted(findings, key=lambda finding: finding.line)
+
+
+def alternative(module: str) -> str:
+    """What to use instead of a module."""
+    return ALTERNATIVES.get(module) or ALTERNATIVES.get(module.partition(".")[0], _GENERAL)
+
+
+def message(findings: Sequence[Finding]) -> str:
+    """What to tell whoever wrote the program, and the log."""
+    lines = ["Not run: the program imports modules that are blocked here."]
+    lines += [
+        f"  line {f.line}: {f.statement} - {f.module} is blocked; use {f.alternative}." for f in findings[:_MAX_NAMED]
+    ]
+    if len(findings) > _MAX_NAMED:
+        lines.append(f"  and {len(findings) - _MAX_NAMED} more.")
+    lines.append(
+        "This check is advice, not a boundary: the sandbox isolates with or without it. It is set by "
+        "SANDBOX_BLOCK_DANGEROUS_IMPORTS and the list SANDBOX_DANGEROUS_IMPORTS."
+    )
+    return "\n".join(lines)
+
+
+class _Importers:
+    """The names under which this program knows importlib, builtins and their import functions, in any scope."""
+
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
+        self.modules = {"__builtins__"}
+        self.functions = {"__import__"}
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name in ("importlib", "builtins"):
+                        self.modules.add(alias.asname or alias.name)
+                    elif alias.name.startswith("importlib.") and alias.asname is None:
+                        self.modules.add("importlib")
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module in ("importlib", "builtins"):
+                for alias in node.names:
+                    if alias.name in ("import_module", "__import__"):
+                        self.functions.add(alias.asname or alias.name)
+                    elif alias.name == "*":
+                        self.functions.add("import_module")
+
+    def called(self, function: ast.expr) -> str | None:
+        if isinstance(function, ast.Name) and function.id in self.functions:
+            return function.id
+        if (
+            isinstance(function, ast.Attribute)
+            and function.attr in ("import_module", "__import__")
+            and isinstance(function.value, ast.Name)
+            and function.value.id in self.modules
+        ):
+            return f"{function.value.id}.{function.attr}"
+        return None
+
+
+def _imports(node: ast.AST, names: _Importers) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The modules an import could load, and how it reads."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield (alias.name,), f"import {_as(alias)}"
+    elif isinstance(node, ast.ImportFrom):
+        if node.level == 0 and node.module:
+            for alias in node.names:
+                yield (node.module, f"{node.module}.{alias.name}"), f"from {node.module} import {_as(alias)}"
+    elif isinstance(node, ast.Call):
+        function = names.called(node.func)
+        given = node.args[:1] + [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+        if function is not None and given and isinstance(given[0], ast.Constant):
+            module = given[0].value
+            if isinstance(module, str):  # a relative one starts with a dot and is on no list
+                yield (module,), f"{function}({module[:_MAX_STATEMENT]!r})"
+
+
+def _as(alias: ast.alias) -> str:
+    return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+
+
+def _covers(entry: str, name: str) -> bool:
+    return name == entry or name.startswith(entry + ".")
+
+
+def _cut(statement: str) -> str:
+    return statement if len(statement) <= _MAX_STATEMENT else statement[: _MAX_STATEMENT - 3] + "..."
+
+
+def _parse(code: str) -> ast.Module | None:
+    # As bytes, so that a coding line means what it will mean when the program runs.
+    source = code.encode("utf-8", "surrogatepass")
+    # The program's syntax warnings are not the host's. The filters are global: one at a time.
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(source, "<program>")
+        except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError):
+            return None
