@@ -1,0 +1,273 @@
+"""The host's end of one cell: feeds the program, reads what it writes, learns how it ended."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ..guest.runner import HEADER
+from ..types import Exited, Output, Reason, Receipt
+from . import frames
+from .cgroups import Group
+from .flags import KILL_TREE
+
+_CHUNK = 65536
+_WANTED_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+_GONE_S = 2.0
+
+
+class Cell:
+    """Made by a zygote. Serves one program."""
+
+    receipt: Receipt
+
+    def __init__(self) -> None:
+        stdin_read, self._stdin = os.pipe2(os.O_CLOEXEC)
+        self._stdout, stdout_write = os.pipe2(os.O_CLOEXEC)
+        self._stderr, stderr_write = os.pipe2(os.O_CLOEXEC)
+        self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._theirs = [stdin_read, stdout_write, stderr_write, remote.detach()]
+        for fd in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(fd, False)
+        self._pidfd = -1
+        self._sealed = True
+        self._group: Group | None = None
+        self._pending: memoryview | None = None
+        self._events: deque[Output | Exited] = deque()
+        self._names: dict[int, Literal["stdout", "stderr"]] = {self._stdout: "stdout", self._stderr: "stderr"}
+        self._epoll: select.epoll | None = None
+        self._ended = False
+        self._kill_wanted = False
+        self._failure: frames.Failure | None = None
+        self.is_ready = False
+        self._on_close: Callable[[], None] | None = None
+
+    # --- birth, by the zygote's owner
+
+    def hand_over_ends(self, zygote: socket.socket, order: bytes) -> None:
+        socket.send_fds(zygote, [order], self._theirs)
+        for fd in self._theirs:
+            os.close(fd)
+        self._theirs = []
+
+    def wait_born(self, timeout_s: float) -> int:
+        """The pidfd. Raises OSError if the zygote is gone or does not answer; see `failure` for what went wrong."""
+        self._control.settimeout(timeout_s)
+        while self._pidfd < 0 and self._failure is None:
+            if not self._receive():
+                raise ConnectionResetError("the zygote went away")
+        self._control.setblocking(False)
+        return self._pidfd
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Locked and waiting. False: see `failure`."""
+        self._control.settimeout(timeout_s)
+        try:
+            while not self.is_ready and self._failure is None and self._receive():
+                pass
+        except TimeoutError:
+            pass
+        self._control.setblocking(False)
+        return self.is_ready and self._failure is None
+
+    def belong(self, *, sealed: bool, group: Group | None, receipt: Receipt, on_close: Callable[[], None] | None) -> None:
+        self._sealed = sealed
+        self._group = group
+        self.receipt = receipt
+        self._on_close = on_close
+
+    @property
+    def failure(self) -> frames.Failure | None:
+        return self._failure
+
+    # --- the program
+
+    def feed(self, order: dict[str, Any], stdin: bytes) -> None:
+        """Hand over the program; what follows it in the pipe is its standard input."""
+        body = marshal.dumps(order)
+        data = HEADER.pack(len(body)) + body + stdin
+        if len(data) > _CHUNK:
+            _widen(self._stdin)
+        self._pending = memoryview(data)
+        self._write()
+
+    def read(self, timeout_s: float | None = None) -> Output | Exited | None:
+        """The next event, or None if there is none in time."""
+        if self._events:
+            return self._events.popleft()
+        if self._ended:
+            return None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        epoll = self._epoll or self._watch()
+        while not self._events:
+            left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = epoll.poll(left, 4)
+            if not ready:
+                return None
+            self._take([fd for fd, _ in ready])
+        return self._events.popleft()
+
+    def fileno(self) -> int:
+        """Readable when `read(0)` may have something: what an event loop waits for."""
+        return (self._epoll or self._watch()).fileno()
+
+    def kill(self) -> None:
+        """All of it, at once. `Exited` follows."""
+        if self._pidfd < 0:
+            self._kill_wanted = True
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL if self._sealed else KILL_TREE)
+        except ProcessLookupError:
+            pass
+
+    def is_gone(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def close(self) -> None:
+        if self._control.fileno() < 0:
+            return
+        if not self._ended and self._pidfd >= 0:
+            self.kill()
+            self.is_gone(_GONE_S)
+        for fd in (self._stdout, self._stderr, *self._theirs):
+            os.close(fd)
+        self._close_stdin()
+        self._control.close()
+        if self._epoll is not None:
+            self._epoll.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._on_close is not None:
+            self._on_close()
+
+    # --- inside
+
+    def _watch(self) -> select.epoll:
+        epoll = select.epoll(4)
+        epoll.register(self._stdout, select.EPOLLIN)
+        epoll.register(self._stderr, select.EPOLLIN)
+        epoll.register(self._control, select.EPOLLIN)
+        if self._pending is not None:
+            epoll.register(self._stdin, select.EPOLLOUT)
+        self._epoll = epoll
+        return epoll
+
+    def _take(self, ready: list[int]) -> None:
+        control = self._control.fileno()
+        for fd in ready:
+            if fd == self._stdin:
+                self._write()
+            elif fd != control:
+                self._read_stream(fd)
+        if control in ready:
+            self._read_control()
+
+    def _read_control(self) -> None:
+        """Its last word first: a finished program must not look like a killed one."""
+        try:
+            while self._receive():
+                if self._ended:
+                    return
+        except BlockingIOError:
+            return
+        self._finish(Exited(128 + signal.SIGKILL, self._reason(killed=True, flags=0)))
+
+    def _receive(self) -> bool:
+        """One frame. False when nobody holds the other end any more."""
+        frame, fds, _, _ = socket.recv_fds(self._control, frames.MAX_FRAME, 1)
+        kind = frame[:1]
+        if not kind:
+            return False
+        if kind == frames.BORN and fds:
+            self._pidfd = fds[0]
+            if self._kill_wanted:
+                self.kill()
+        elif kind == frames.READY:
+            self.is_ready = True
+        elif kind == frames.FAILED:
+            self._failure = frames.parse_failure(frame)
+        elif kind == frames.EXITED:
+            self._exited(frames.parse_exit(frame))
+        return True
+
+    def _exited(self, end: frames.Exit) -> None:
+        if os.WIFSIGNALED(end.status):
+            code = 128 + os.WTERMSIG(end.status)
+        else:
+            code = os.WEXITSTATUS(end.status)
+        reason = self._reason(killed=os.WIFSIGNALED(end.status), flags=end.flags) if code else "ok"
+        self._finish(Exited(code, reason, end.cpu_ns / 1e9, end.max_rss_bytes))
+
+    def _reason(self, *, killed: bool, flags: int) -> Reason:
+        for_memory, for_processes = self._group.hits() if self._group is not None else (False, False)
+        if for_memory or flags & frames.MEMORY_KILL:
+            return "memory"
+        if for_processes or flags & frames.PROCESSES_HIT:
+            return "processes"
+        if flags & frames.DISK_FULL:
+            return "disk"
+        return "signal" if killed else "error"
+
+    def _finish(self, exited: Exited) -> None:
+        """What was written before the end is in the pipes; a daemon that holds them open must not make us wait."""
+        for fd in self._names:
+            while self._read_stream(fd):
+                pass
+        self._events.append(exited)
+        self._ended = True
+
+    def _read_stream(self, fd: int) -> bool:
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            if self._epoll is not None and not self._ended:
+                try:
+                    self._epoll.unregister(fd)
+                except FileNotFoundError:
+                    pass
+            return False
+        self._events.append(Output(self._names[fd], data))
+        return True
+
+    def _write(self) -> None:
+        pending = self._pending
+        if pending is None:
+            return
+        try:
+            while pending:
+                pending = pending[os.write(self._stdin, pending) :]
+        except BlockingIOError:
+            self._pending = pending
+            return
+        except BrokenPipeError:
+            pass  # it does not want the rest
+        self._pending = None
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self._stdin >= 0:
+            os.close(self._stdin)  # epoll forgets it by itself
+            self._stdin = -1
+
+
+def _widen(pipe: int) -> None:
+    import fcntl  # noqa: PLC0415 - only for large programs
+
+    try:
+        fcntl.fcntl(pipe, _F_SETPIPE_SZ, _WANTED_PIPE_BYTES)
+    except OSError:
+        pass  # slower, not different

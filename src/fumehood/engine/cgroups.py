@@ -1,0 +1,268 @@
+"""Memory and process limits of a whole tree by control groups, v1 or v2, where we may write them.
+
+A process cannot be born into a v1 group of our choice, and moving one there waits for the kernel (10 ms and more). So
+the zygote itself sits in the group that its next cell shall live in; it moves only if that group is still in use.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+from dataclasses import dataclass
+
+from ..types import Limits
+
+_PREFIX = "fumehood-"
+_CONTROLLERS = ("memory", "pids")
+_NO_FIX = "run as a user with a delegated cgroup: systemd-run --user --scope -p Delegate=yes …"
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    step: str
+    errno: int
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where our groups go: one directory for each controller we got."""
+
+    version: int
+    directories: dict[str, str]  # controller: directory that we own
+    missing: dict[str, Unavailable]
+
+    @property
+    def mechanism(self) -> str:
+        return f"cgroup v{self.version}"
+
+
+class Group:
+    """Limits for one cell at a time."""
+
+    def __init__(self, home: Home, name: str):
+        self._v2 = home.version == 2
+        self.paths = {controller: f"{base}/{name}" for controller, base in home.directories.items()}
+        for path in set(self.paths.values()):
+            os.mkdir(path)
+        self._limits: tuple[int, int] | None = None
+        self._occupant = -1
+        self._counts = (0, 0)
+
+    def enter(self, pid: int) -> None:
+        for path in dict.fromkeys(self.paths.values()):
+            _write(f"{path}/cgroup.procs", str(pid))
+
+    def occupy(self, pidfd: int) -> None:
+        self._occupant = pidfd
+
+    def is_free(self, wait_s: float = 0.0) -> bool:
+        """Whether the last cell is gone to its last process."""
+        if self._occupant < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._occupant, select.POLLIN)
+        if not poll.poll(wait_s * 1000):
+            return False
+        os.close(self._occupant)
+        self._occupant = -1
+        return True
+
+    def arm(self, limits: Limits) -> None:
+        wanted = (limits.memory_bytes, limits.processes + 2)  # the supervisor and the zygote count as well
+        if wanted != self._limits:
+            if "memory" in self.paths:
+                self._set_memory(wanted[0])
+            if "pids" in self.paths:
+                _write(f"{self.paths['pids']}/pids.max", str(wanted[1]))
+            self._limits = wanted
+        self._counts = self._read_counts()
+
+    def hits(self) -> tuple[bool, bool]:
+        """Since `arm`: whether the kernel killed for memory, and whether it refused a process."""
+        kills, refusals = self._read_counts()
+        return kills > self._counts[0], refusals > self._counts[1]
+
+    def kill(self, spare: frozenset[int]) -> None:
+        """Everything inside but `spare`, for cells that no pid namespace holds together."""
+        path = self.paths.get("pids") or self.paths["memory"]
+        for _ in range(100):
+            pids = [int(line) for line in _read(f"{path}/cgroup.procs").split()]
+            pids = [pid for pid in pids if pid not in spare]
+            if not pids:
+                return
+            for pid in pids:
+                try:
+                    os.kill(pid, 9)
+                except ProcessLookupError:
+                    pass
+            time.sleep(0.005)
+
+    def remove(self) -> None:
+        if self._occupant >= 0:
+            self.is_free(1.0)
+        if self._occupant >= 0:
+            os.close(self._occupant)
+            self._occupant = -1
+        for path in set(self.paths.values()):
+            _remove(path)
+
+    def _set_memory(self, size: int) -> None:
+        path = self.paths["memory"]
+        if self._v2:
+            _write(f"{path}/memory.max", str(size))
+            _try_write(f"{path}/memory.swap.max", "0")
+            return
+        _try_write(f"{path}/memory.memsw.limit_in_bytes", "-1")
+        _write(f"{path}/memory.limit_in_bytes", str(size))
+        _try_write(f"{path}/memory.memsw.limit_in_bytes", str(size))
+
+    def _read_counts(self) -> tuple[int, int]:
+        kills = refusals = 0
+        if "memory" in self.paths:
+            name = "memory.events" if self._v2 else "memory.oom_control"
+            kills = _field(_read(f"{self.paths['memory']}/{name}"), "oom_kill")
+        if "pids" in self.paths:
+            refusals = _field(_read(f"{self.paths['pids']}/pids.events"), "max")
+        return kills, refusals
+
+
+def find_home() -> Home | Unavailable:
+    """Make a directory for our groups beneath our own, for as many controllers as we may."""
+    ours = _own_groups()
+    if not ours:
+        return Unavailable("find cgroup", errno.ENOENT, "mount cgroups, or accept the watch over /proc")
+    version = 2 if "" in ours else 1
+    directories: dict[str, str] = {}
+    missing: dict[str, Unavailable] = {}
+    name = f"{_PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
+    for controller in _CONTROLLERS:
+        own = ours[""] if version == 2 else ours.get(controller)
+        if own is None:
+            missing[controller] = Unavailable(f"find {controller} controller", errno.ENOENT, _NO_FIX)
+            continue
+        try:
+            if version == 2 and not directories:
+                own = _delegate(own)
+            _sweep(own)
+            path = f"{own}/{name}"
+            os.makedirs(path, exist_ok=True)
+            if version == 2:
+                _write(f"{path}/cgroup.subtree_control", f"+{controller}")
+            directories[controller] = path
+        except OSError as error:
+            missing[controller] = Unavailable(f"make a {controller} group", error.errno or 0, _NO_FIX)
+    if not directories:
+        return missing[_CONTROLLERS[0]]
+    return Home(version, directories, missing)
+
+
+def remove_home(home: Home) -> None:
+    for path in set(home.directories.values()):
+        _remove(path)
+
+
+def _delegate(own: str) -> str:
+    """v2 wants no process beside groups with controllers: step aside into a leaf of our own."""
+    try:
+        _write(f"{own}/cgroup.subtree_control", "+memory +pids")
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        leaf = f"{own}/{_PREFIX}host"
+        os.makedirs(leaf, exist_ok=True)
+        _write(f"{leaf}/cgroup.procs", str(os.getpid()))
+        _write(f"{own}/cgroup.subtree_control", "+memory +pids")
+    return own
+
+
+def _own_groups() -> dict[str, str]:
+    """Controller ("" for v2): the directory of the group that we are in."""
+    try:
+        memberships = _read("/proc/self/cgroup").splitlines()
+        mounts = _read("/proc/self/mountinfo").splitlines()
+    except OSError:
+        return {}
+    places: dict[str, tuple[str, str]] = {}
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(), right.split()[:3]
+        if kind == "cgroup2":
+            places.setdefault("", (fields[3], fields[4]))
+        elif kind == "cgroup":
+            for controller in _CONTROLLERS:
+                if controller in options.split(","):
+                    places[controller] = (fields[3], fields[4])
+    found: dict[str, str] = {}
+    for line in memberships:
+        _, names, path = line.split(":", 2)
+        for controller in names.split(","):
+            if controller in places:
+                root, mount = places[controller]
+                relative = path.removeprefix(root.rstrip("/")) if path.startswith(root) else "/"
+                found[controller] = (mount + relative).rstrip("/")
+    if "memory" in found or "pids" in found:
+        found.pop("", None)  # hybrid: the controllers are on v1
+    return found
+
+
+def _sweep(own: str) -> None:
+    """Directories that a killed process of ours left behind."""
+    for entry in os.listdir(own):
+        owner = entry.removeprefix(_PREFIX).partition("-")[0]
+        if entry.startswith(_PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            _remove(f"{own}/{entry}")
+
+
+def _remove(path: str) -> None:
+    """With its groups; what the kernel still holds stays for the next sweep."""
+    try:
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                _remove(entry.path)
+        for _ in range(50):
+            try:
+                os.rmdir(path)
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    return
+                time.sleep(0.01)
+    except OSError:
+        pass
+
+
+def _field(text: str, name: str) -> int:
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _read(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        chunks = []
+        while chunk := os.read(fd, 65536):
+            chunks.append(chunk)
+        return b"".join(chunks).decode()
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _try_write(path: str, text: str) -> None:
+    try:
+        _write(path, text)
+    except OSError:
+        pass  # no swap accounting here

@@ -1,0 +1,14 @@
+"""Numbers that the host's side and the zygote's side share. No ctypes: the host process loads this."""
+
+from __future__ import annotations
+
+NEWNS = 0x00020000
+NEWCGROUP = 0x02000000
+NEWUTS = 0x04000000
+NEWIPC = 0x08000000
+NEWUSER = 0x10000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+CELL_NAMESPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS | NEWCGROUP
+
+KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel

@@ -1,0 +1,61 @@
+"""What a cell and its zygote tell the host, over a socket that no program ever holds. One datagram each, fixed shapes."""
+
+from __future__ import annotations
+
+import marshal
+import struct
+from dataclasses import dataclass
+
+BORN = b"B"  # with the pidfd of the cell's first process
+READY = b"R"  # locked; the program comes next
+FAILED = b"F"  # a step of the plan failed
+EXITED = b"X"
+UP = b"U"  # the zygote waits for orders
+PID = b"P"  # the zygote's pid, as the host sees it
+
+MAX_FRAME = 4096
+_EXIT = struct.Struct("<iQQB")
+_PID = struct.Struct("<I")
+
+DISK_FULL, MEMORY_KILL, PROCESSES_HIT = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    status: int  # as wait() gives it
+    cpu_ns: int
+    max_rss_bytes: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    step: str
+    errno: int
+    detail: str
+
+
+def exited(status: int, cpu_ns: int, max_rss_bytes: int, flags: int) -> bytes:
+    return EXITED + _EXIT.pack(status, cpu_ns, max_rss_bytes, flags)
+
+
+def parse_exit(frame: bytes) -> Exit:
+    return Exit(*_EXIT.unpack(frame[1:]))
+
+
+def failed(step: str, errno: int, detail: str) -> bytes:
+    return FAILED + marshal.dumps((step, errno, detail[:512]))
+
+
+def parse_failure(frame: bytes) -> Failure:
+    step, errno, detail = marshal.loads(frame[1:])
+    return Failure(str(step), int(errno), str(detail))
+
+
+def pid(number: int) -> bytes:
+    return PID + _PID.pack(number)
+
+
+def parse_pid(frame: bytes) -> int:
+    number: int = _PID.unpack(frame[1:])[0]
+    return number

@@ -1,0 +1,217 @@
+"""From what is asked and what the host has to a list of steps. Pure: nothing here touches the machine."""
+
+from __future__ import annotations
+
+import os.path
+from dataclasses import dataclass
+from typing import Any
+
+from ..types import Level, Limits
+from .flags import CELL_NAMESPACES, KILL_TREE, NEWNET, NEWNS, NEWPID, NEWUSER
+from .layout import Layout
+
+Step = tuple[Any, ...]
+
+UNPRIVILEGED_ID = 65534  # who root becomes before it makes a sandbox
+INSIDE_ID = 1000
+STAGING = "/tmp"
+WORKSPACE, TMP, HOME, SHM = "/workspace", "/tmp", "/home/sandbox", "/dev/shm"
+_PRIVATE = (("data", WORKSPACE), ("tmp", TMP), ("home", HOME), ("shm", SHM))  # names beneath /mnt: data is /mnt/data
+_COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc")
+_PARKED = "/run/trees"
+LINKS = "/run/bin"
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_SKELETON_DIRECTORIES = ("/dev", SHM, "/etc", HOME, "/mnt", "/proc", LINKS, TMP, "/var", WORKSPACE)
+_SKELETON_LINKS = (
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+    ("/var/tmp", TMP),
+)
+_ETC = (
+    ("/etc/passwd", f"sandbox:x:{INSIDE_ID}:{INSIDE_ID}:sandbox:{HOME}:/bin/sh\n"),
+    ("/etc/group", f"sandbox:x:{INSIDE_ID}:\n"),
+    ("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
+    ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who we are on this host."""
+
+    uid: int
+    gid: int
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+
+@dataclass(frozen=True, slots=True)
+class ZygotePlan:
+    flags: int
+    steps: tuple[Step, ...]
+    uncovered: tuple[tuple[str, str], ...] = ()  # (where it is parked, where the program looks for it)
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlan:
+    flags: int
+    cell_steps: tuple[Step, ...]  # by the supervisor, before the program exists
+    program_steps: tuple[Step, ...]  # by the program's process, before the program is read
+    workspace: str
+    disk: str | None
+
+
+def plan_zygote(level: Level, layout: Layout, caller: Caller, resolv_conf: str) -> ZygotePlan:
+    if level != "sealed":
+        return ZygotePlan(0, ())
+    parked: dict[str, str] = {}
+    trees = []
+    directories = [*_SKELETON_DIRECTORIES]
+    files = [*_ETC, ("/etc/resolv.conf", resolv_conf)]
+    links = [*_SKELETON_LINKS]
+    for path in layout.trees:
+        target = _park(path, parked)
+        trees.append((path, target, False))
+        if path in layout.files:
+            directories.append(os.path.dirname(target))
+            files.append((target, ""))
+        else:
+            directories.append(target)
+    for path in layout.devices:
+        trees.append((path, path, True))
+        files.append((path, ""))
+    for path, link in layout.links:
+        target = _park(path, parked)
+        directories.append(os.path.dirname(target))
+        links.append((target, link))
+    if not layout.is_virtual:
+        links += [(f"{LINKS}/{name}", layout.executable) for name in ("python", "python3")]
+    build: tuple[Step, ...] = (
+        ("private_mounts",),
+        ("open_trees", tuple(trees)),
+        ("new_root", STAGING),
+        ("skeleton", tuple(directories), tuple(links), tuple(files)),
+        ("attach_trees",),
+        ("root_proc",),
+        ("enter_root",),
+    )
+    uncovered = tuple((place, path) for path, place in parked.items())
+    if caller.is_root:
+        # Built as root: the interpreter may lie beneath a directory that only root can enter. Then never root again.
+        drop: tuple[Step, ...] = (
+            ("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID),
+            ("unshare", NEWUSER | NEWNS),
+            ("map_ids", UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID),
+        )
+        return ZygotePlan(NEWNS | NEWPID, build + drop, uncovered)
+    own: tuple[Step, ...] = (("map_ids", caller.uid, caller.uid, caller.gid),)
+    return ZygotePlan(NEWUSER | NEWNS | NEWPID, own + build, uncovered)
+
+
+def plan_sealed_cell(
+    caller: Caller, zygote: ZygotePlan, limits: Limits, seccomp: bytes, *, network: bool, has_proc: bool
+) -> CellPlan:
+    outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.is_root else (caller.uid, caller.gid)
+    steps: list[Step] = [
+        ("map_ids", INSIDE_ID, *outside),
+        ("no_nested_namespaces",),
+        ("private_tree", limits.disk_bytes, limits.inodes, _PRIVATE),
+    ]
+    if zygote.uncovered:
+        steps.append(("uncover", zygote.uncovered))
+    steps.append(("proc",) if has_proc else ("no_proc",))
+    if not network:
+        steps.append(("loopback",))
+    steps += [
+        ("hostname", "sandbox"),
+        ("limits", _rlimits(limits, own_processes=1)),
+        ("drop_capabilities",),
+        ("no_new_privileges",),
+        ("undumpable",),
+        ("seccomp", seccomp),
+    ]
+    flags = CELL_NAMESPACES if network else CELL_NAMESPACES | NEWNET
+    return CellPlan(flags, tuple(steps), (), WORKSPACE, "/mnt")
+
+
+def plan_open_cell(
+    level: Level,
+    caller: Caller,
+    limits: Limits,
+    directory: str,
+    *,
+    seccomp: bytes | None,
+    readable: tuple[str, ...],
+    drop_root: bool,
+    landlock: bool,
+    counted: bool,
+) -> CellPlan:
+    """Levels `confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside."""
+    steps: list[Step] = []
+    if caller.is_root and drop_root:
+        steps.append(("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID))
+    # An ordinary user's other processes count too, so the kernel's per-user limit would fail programs at random.
+    per_user = caller.is_root and not counted
+    steps.append(("limits", _rlimits(limits, own_processes=1, count_processes=per_user)))
+    if level == "confined":
+        steps.append(("drop_capabilities",) if caller.is_root and not drop_root else ("clear_capabilities",))
+    steps.append(("no_new_privileges",))
+    if level == "confined" and landlock:
+        steps.append(("landlock", readable, (directory, "/dev/null", "/dev/zero", "/dev/full")))
+    if level == "confined" and seccomp is not None:
+        steps.append(("seccomp", seccomp))
+    cell_steps: tuple[Step, ...] = (("adopt_orphans",), ("die_with_parent", KILL_TREE))
+    return CellPlan(0, cell_steps, tuple(steps), f"{directory}/workspace", None)
+
+
+def environment(layout: Layout, home: str, tmp: str, links: str, cores: int) -> dict[str, str]:
+    """All that a program finds in its environment unless the caller adds to it."""
+    own = os.path.dirname(layout.executable) if layout.is_virtual else links
+    threads = str(cores)
+    return {
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "LOGNAME": "sandbox",
+        "MPLCONFIGDIR": f"{home}/.config/matplotlib",
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "PATH": f"{own}:{_SYSTEM_PATH}",
+        "POLARS_MAX_THREADS": threads,
+        "TMPDIR": tmp,
+        "TZ": "UTC",
+        "USER": "sandbox",
+        "XDG_CACHE_HOME": f"{home}/.cache",
+    }
+
+
+def _rlimits(limits: Limits, *, own_processes: int, count_processes: bool = True) -> tuple[tuple[str, int], ...]:
+    rows = [
+        ("core", 0),
+        ("file", limits.file_bytes),
+        ("memlock", 64 * 1024),
+        ("message_queues", 0),
+        ("nice", 0),
+        ("open_files", limits.open_files),
+        ("pending_signals", 1024),
+        ("realtime", 0),
+    ]
+    if count_processes:
+        rows.append(("processes", limits.processes + own_processes))
+    return tuple(rows)
+
+
+def _park(path: str, parked: dict[str, str]) -> str:
+    """Where a tree stands in the zygote's root: at its own path, unless a private directory will cover that."""
+    if not any(path == cover or path.startswith(cover + "/") for cover in _COVERED):
+        return path
+    parent = os.path.dirname(path)
+    if parent in _COVERED:
+        return parked.setdefault(path, f"{_PARKED}/{len(parked)}")
+    place = parked.setdefault(parent, f"{_PARKED}/{len(parked)}")
+    return f"{place}/{os.path.basename(path)}"
+

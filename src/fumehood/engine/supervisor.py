@@ -1,0 +1,194 @@
+"""The first process of a cell: waits for the program, tells the host how it ended, takes the rest down with it.
+
+At level `sealed` it is PID 1 of its own pid namespace: its end is the end of every process inside, and the kernel
+shields it from signals sent there. At the other levels it adopts orphans and hunts them down itself.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import time
+from typing import Any
+
+from ..guest.runner import DONE
+from . import frames
+from .flags import KILL_TREE
+
+_EXIT_CODES = {number: code for code, number in DONE.items()}
+WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE})
+_SI_USER = 0  # sent by kill(2); sigqueue and timers cannot claim it
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK_S = 0.02
+_HUNT_S = 1.5
+
+
+class Supervisor:
+    def __init__(self, control: socket.socket, child: int, order: dict[str, Any]):
+        self._control = control
+        self._child = child
+        self._sealed: bool = order["sealed"]
+        self._disk: str | None = order["disk"]  # the file system whose filling up is the program's disk limit
+        self._memory: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
+        self._processes: int = order["processes"]
+        self._flags = 0
+        self._baseline = _anonymous_bytes(child) if self._memory else 0
+
+    def run(self) -> None:
+        """Until the program has ended. The caller exits."""
+        interval = _TICK_S if self._memory else None
+        while True:
+            if interval is None:
+                info = signal.sigwaitinfo(WATCHED)
+            else:
+                info = signal.sigtimedwait(WATCHED, interval)  # type: ignore[assignment]
+                self._watch()
+            if info is None:
+                continue
+            if info.si_signo == signal.SIGCHLD:
+                ended = self._reap()
+                if ended is not None:
+                    return self._report(*ended)
+            elif info.si_signo == KILL_TREE:
+                if not self._sealed:
+                    os.kill(self._child, signal.SIGKILL)
+                    return self._report(signal.SIGKILL, None)
+            elif info.si_code == _SI_USER and info.si_pid == self._child:
+                return self._report(_EXIT_CODES[info.si_signo] << 8, None)
+
+    def _reap(self) -> tuple[int, resource.struct_rusage] | None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid == 0:
+                return None
+            if pid == self._child:
+                return status, usage
+
+    def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
+        if status and self._disk and _is_full(self._disk):
+            self._flags |= frames.DISK_FULL
+        cpu_ns, max_rss = _usage(self._child, usage)
+        if not self._sealed:
+            self._hunt()
+        self._control.send(frames.exited(status, cpu_ns, max_rss, self._flags))
+
+    def _watch(self) -> None:
+        """Add up the tree where the kernel does not do it for us."""
+        total, tasks = 0, 0
+        for pid in _processes() if self._sealed else _descendants(os.getpid()):
+            if pid == os.getpid():
+                continue
+            total += max(0, _anonymous_bytes(pid) - self._baseline)
+            tasks += 1
+        if self._disk and self._memory:
+            space = os.statvfs(self._disk)
+            total += (space.f_blocks - space.f_bfree) * space.f_frsize
+        if tasks >= self._processes:
+            self._flags |= frames.PROCESSES_HIT
+        if self._memory and total > self._memory:
+            self._flags |= frames.MEMORY_KILL
+            os.kill(self._child, signal.SIGKILL)
+
+    def _hunt(self) -> None:
+        """Stop everything that is left, so that nothing forks meanwhile, then kill it."""
+        deadline = time.monotonic() + _HUNT_S
+        while time.monotonic() < deadline:
+            stopped: set[int] = set()
+            while fresh := set(_descendants(os.getpid())) - stopped:
+                for pid in fresh:
+                    _send(pid, signal.SIGSTOP)
+                stopped |= fresh
+                if time.monotonic() > deadline:
+                    break
+            if not stopped:
+                return
+            for pid in stopped:
+                _send(pid, signal.SIGKILL)
+            self._reap_all()
+
+    def _reap_all(self) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def _send(pid: int, signo: int) -> None:
+    try:
+        os.kill(pid, signo)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
+    rest = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = rest.ru_utime + rest.ru_stime
+    peak_kib = rest.ru_maxrss
+    if usage is None:  # it said that it is done and is still there
+        try:
+            cpu_s += time.clock_gettime((~pid << 3) | 2)  # the process's own CPU clock
+        except OSError:
+            pass
+        peak_kib = max(peak_kib, _peak_kib(pid))
+    return int(cpu_s * 1e9), peak_kib * 1024
+
+
+def _peak_kib(pid: int) -> int:
+    text = _read(f"/proc/{pid}/status")
+    start = text.find(b"VmHWM:")
+    return int(text[start + 6 : text.index(b"kB", start)]) if start >= 0 else 0
+
+
+def _anonymous_bytes(pid: int) -> int:
+    fields = _read(f"/proc/{pid}/statm").split()
+    return (int(fields[1]) - int(fields[2])) * _PAGE if len(fields) > 2 else 0
+
+
+def _read(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid in _processes():
+        stat = _read(f"/proc/{pid}/stat")
+        fields = stat[stat.rfind(b")") + 2 :].split()
+        if len(fields) > 1 and fields[0] != b"Z":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        for pid in children.get(pending.pop(), ()):
+            found.append(pid)
+            pending.append(pid)
+    return found
+
+
+def _is_full(path: str) -> bool:
+    try:
+        space = os.statvfs(path)
+    except OSError:
+        return False
+    return space.f_bfree * space.f_frsize < 16 * _PAGE or space.f_ffree == 0

@@ -1,0 +1,168 @@
+"""The process that cells are forked from: builds the root once, then turns orders into cells until its host is gone.
+
+Started as `python -I -S -c …` with an empty environment and the host's socket as descriptor 3. At level `sealed` it is
+PID 1 of a pid namespace of its own, so that its end takes every cell with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import os
+import select
+import signal
+import site
+import socket
+import sys
+from typing import Any, NoReturn
+
+from ..guest import runner
+from . import _syscalls as sys_calls
+from . import frames
+from .jail import Jail, StepFailed, program_may_be_seen
+from .supervisor import WATCHED, Supervisor
+
+_CONTROL = 3
+_MAX_ORDER = 1 << 20
+_ORDER_FDS = 4  # the program's three streams and the cell's socket to the host
+
+
+def main() -> NoReturn:
+    os.closerange(_CONTROL + 1, 1 << 16)
+    control = socket.socket(fileno=_CONTROL)
+    os.set_inheritable(_CONTROL, False)
+    host = os.pidfd_open(os.getppid())
+    blueprint: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER))
+    if blueprint["flags"]:
+        _move_into_namespaces(control, blueprint["flags"])
+    try:
+        Jail().apply(blueprint["steps"])
+        _find_packages(blueprint)
+    except StepFailed as failure:
+        control.send(frames.failed(failure.step, failure.errno, failure.detail))
+        os._exit(1)
+    _forget_ourselves()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells are reaped by the kernel
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    gc.freeze()
+    control.send(frames.UP)
+    _serve(control, host)
+
+
+def _move_into_namespaces(control: socket.socket, flags: int) -> None:
+    try:
+        pid, pidfd = sys_calls.clone(flags | sys_calls.CLONE_PARENT)
+    except OSError as error:
+        control.send(frames.failed("namespaces", error.errno or 0, str(error)))
+        os._exit(1)
+    if pid:
+        control.send(frames.pid(pid))
+        os._exit(0)
+
+
+def _find_packages(blueprint: dict[str, Any]) -> None:
+    """What `site` would have done at start, now that the interpreter sees what the program will see."""
+    sys.path.remove(blueprint["home"])
+    site.main()
+    for directory in blueprint["packages"]:
+        site.addsitedir(directory)
+
+
+def _forget_ourselves() -> None:
+    """The program finds no module of ours in its interpreter but may import the installed one."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fumehood"]:
+        del sys.modules[name]
+
+
+def _serve(control: socket.socket, host: int) -> NoReturn:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(host, select.POLLIN)
+    served = 0
+    while True:
+        ready = [fd for fd, _ in poll.poll(0 if served == 1 else None)]
+        if not ready:  # the first cell is on its way: time for what every later one will want
+            served += 1
+            _import_common()
+            continue
+        if host in ready and control.fileno() not in ready:
+            os._exit(0)
+        data, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, _ORDER_FDS)
+        if not data:
+            os._exit(0)
+        order = marshal.loads(data)
+        _make_cell(order, fds)
+        served += served < 2
+        for fd in fds:
+            os.close(fd)
+
+
+def _import_common() -> None:
+    import linecache  # noqa: F401, PLC0415
+    import threading  # noqa: F401, PLC0415
+    import traceback  # noqa: F401, PLC0415
+
+    gc.freeze()
+
+
+def _make_cell(order: dict[str, Any], fds: list[int]) -> None:
+    with socket.socket(fileno=os.dup(fds[3])) as cell:
+        try:
+            pid, pidfd = sys_calls.clone(order["flags"])
+        except OSError as error:
+            cell.send(frames.failed("clone", error.errno or 0, str(error)))
+            return
+        if pid:
+            try:
+                socket.send_fds(cell, [frames.BORN], [pidfd])
+            except OSError:
+                pass  # the host has lost interest; the cell finds that out too
+            os.close(pidfd)
+            return
+        status = 1
+        try:
+            status = _be_cell(order, fds)
+        finally:
+            os._exit(status)
+
+
+def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
+    for number, fd in enumerate(fds):
+        os.dup2(fd, 100 + number, inheritable=False)
+    for number in range(3):
+        os.dup2(100 + number, number)
+    os.dup2(103, _CONTROL, inheritable=False)
+    os.closerange(_CONTROL + 1, 1 << 16)
+    control = socket.socket(fileno=_CONTROL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        Jail().apply(order["cell_steps"])
+    except StepFailed as failure:
+        control.send(frames.failed(failure.step, failure.errno, failure.detail))
+        return 1
+    control.send(frames.READY)
+    child = os.fork()
+    if child == 0:
+        _be_program(order, control)
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.close(null)
+    Supervisor(control, child, order).run()
+    return 0
+
+
+def _be_program(order: dict[str, Any], control: socket.socket) -> NoReturn:
+    supervisor = os.getppid()
+    try:
+        program_may_be_seen()
+        Jail().apply(order["program_steps"])
+    except StepFailed as failure:
+        control.send(frames.failed(failure.step, failure.errno, failure.detail))
+        os._exit(1)
+    control.close()
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    runner.run(supervisor, order["workspace"], sys_calls.flush_c_streams)
