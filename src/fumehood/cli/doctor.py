@@ -51,7 +51,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
     settings = load_settings(args).settings
     level, axes, error = None, {}, None
     try:
-        with open_sandbox(args) as sandbox:
+        with open_sandbox(settings) as sandbox:
             receipt = sandbox.check().as_dict()
         level = receipt.pop("level")
         axes = receipt

@@ -19,7 +19,8 @@ from ..errors import BadArgument
 from . import terminal
 
 if TYPE_CHECKING:
-    from ..config import Loaded
+    from ..api import OneShot
+    from ..config import Loaded, Settings
     from ..types import ExecutionResult
 
 TIMED_OUT, REFUSED, NOT_FOUND = 124, 126, 127
@@ -74,29 +75,20 @@ def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env-file", metavar="F", help="read settings from this .env file too")
 
 
-def overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings named on the command line."""
-    named = {"type": args.backend, "isolation": args.isolation, "require": args.require}
-    named["network"] = getattr(args, "network", False) or None
-    return {name: value for name, value in named.items() if value is not None}
-
-
 def load_settings(args: argparse.Namespace) -> Loaded:
     """The settings in force, those named on the command line on top."""
     from .. import config  # not at the top: `--help` and a usage error should be instant
 
-    return config.load(overrides(args), env_file=Path(args.env_file) if args.env_file else None)
+    named = {"type": args.backend, "isolation": args.isolation, "require": args.require}
+    named["network"] = getattr(args, "network", False) or None  # None: not given
+    return config.load(named, env_file=Path(args.env_file) if args.env_file else None)
 
 
-def open_sandbox(args: argparse.Namespace) -> Any:
-    """The sandbox that the command line asks for."""
+def open_sandbox(settings: Settings) -> OneShot:
+    """A sandbox for these settings."""
     from .. import api  # as above
 
-    if args.env_file is None:
-        return api.get_sandbox(**overrides(args))
-    loaded = load_settings(args)
-    given = {name: getattr(loaded.settings, name) for name, origin in loaded.origins.items() if origin != "default"}
-    return api.get_sandbox(**given)
+    return api.OneShot(settings)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         "files": {name: _read_file(path) for name, path in _pairs("--file", args.files).items()},
         "stdin": _stdin(args),
     }
-    with open_sandbox(args) as sandbox:
+    with open_sandbox(load_settings(args).settings) as sandbox:
         result, interrupted = _execute(sandbox, code, request)
     if result is not None:
         _report(result, args.json)
@@ -121,19 +113,19 @@ def run(args: argparse.Namespace) -> int:
 
 def exit_code(result: ExecutionResult) -> int:
     """What the shell sees."""
-    reason = result.meta.get("reason")
+    reason = result.meta.get("reason", "")
     special = {"timeout": TIMED_OUT, "blocked_import": REFUSED, "cancelled": 128 + signal.SIGINT}
     return special.get(reason, result.exit_code & 0xFF)
 
 
-def _execute(sandbox: Any, code: str, request: Mapping[str, Any]) -> tuple[ExecutionResult | None, int | None]:
+def _execute(sandbox: OneShot, code: str, request: Mapping[str, Any]) -> tuple[ExecutionResult | None, int | None]:
     """Run in a thread, so that a signal to us can cancel the program at any moment."""
     outcome: list[Any] = []
-    done = threading.Event()
+    done, stop = threading.Event(), threading.Event()
 
     def work() -> None:
         try:
-            outcome.append(sandbox.execute(code, **request))
+            outcome.append(sandbox.execute(code, **request, cancel=stop))
         except BaseException as error:
             outcome.append(error)
         finally:
@@ -146,7 +138,7 @@ def _execute(sandbox: Any, code: str, request: Mapping[str, Any]) -> tuple[Execu
             done.wait()
     except Interrupted as signalled:
         interrupted = signalled.number
-        sandbox.cancel()
+        stop.set()
         done.wait(5)
     value = outcome[0] if outcome else None
     if isinstance(value, BaseException):
@@ -205,6 +197,8 @@ def _program(args: argparse.Namespace) -> tuple[str, str]:
     if args.code is not None:
         return args.code, "python"
     if args.file == "-":
+        if sys.stdin is None:
+            raise BadArgument("standard input is closed, and - says that the program is there")
         return _as_text(_read_stream(sys.stdin.buffer, "standard input"), "standard input"), "python"
     language = LANGUAGE_OF_SUFFIX.get(Path(args.file).suffix.lower(), "python")
     return _as_text(_read_file(args.file), args.file), language
@@ -230,9 +224,12 @@ def _pairs(option: str, items: list[str]) -> dict[str, str]:
 def _stdin(args: argparse.Namespace) -> bytes:
     if args.stdin is not None:
         return _read_file(args.stdin)
-    if args.file == "-" or sys.stdin is None or sys.stdin.closed:
+    if args.file == "-" or sys.stdin is None:
         return b""
-    mode = os.fstat(sys.stdin.fileno()).st_mode
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or no file at all
+        return b""
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return b""  # a terminal, /dev/null
     if not select.select([sys.stdin], [], [], 2)[0]:
