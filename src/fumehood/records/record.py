@@ -1,0 +1,113 @@
+"""What a record says about one execution, with secrets taken out before anything reaches a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..redact import MARK, MIN_SECRET, redact_env, redact_text
+from ..types import ExecutionResult
+
+VERSION = 1
+MAX_TEXT_CHARS = 1024 * 1024
+
+# Longer than any secret: what a cut might have left of one lies in the part that is dropped.
+_CUT_MARGIN_CHARS = 64 * 1024
+_TRUNCATED = "... (output truncated)"
+# Ours, not the program's.
+_TRUSTED_META = frozenset({"runtime", "isolation", "usage", "resource_limits", "reason", "execution_id", "timed_out"})
+
+
+def failed(result: ExecutionResult) -> bool:
+    """What the policy `on_error` calls an error: anything but a program that ended with 0."""
+    return result.exit_code != 0 or result.meta.get("reason", "ok") != "ok"
+
+
+def build(
+    *,
+    execution_id: str,
+    backend: str,
+    language: str,
+    code: str | bytes,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    timeout: float | None = None,
+    result: ExecutionResult,
+    run_id: str | None = None,
+    step: str | int | None = None,
+    reasoning_trace: str | None = None,
+    now: datetime | None = None,
+) -> dict[str, Any]:
+    """The record of one execution, ready for `Store.save`."""
+    env = env or {}
+    # The longest first: one value may contain another.
+    secrets = sorted({v for v in env.values() if len(v) >= MIN_SECRET}, key=len, reverse=True)
+
+    def clean(text: str) -> str:
+        return _clean(text, secrets)
+
+    raw = code.encode("utf-8", "surrogatepass") if isinstance(code, str) else code
+    text = code if isinstance(code, str) else code.decode("utf-8", "replace")
+    return {
+        "version": VERSION,
+        "execution_id": execution_id,
+        "timestamp": f"{(now or datetime.now(UTC)).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "run_id": run_id,
+        "step": step,
+        "reasoning_trace": None if reasoning_trace is None else clean(reasoning_trace),
+        "backend": backend,
+        "language": language,
+        "code": clean(text),
+        "code_bytes": len(raw),
+        "args": [clean(str(arg)) for arg in args],
+        "env": redact_env(env),
+        "stdin_bytes": _size(stdin),
+        "files": {clean(name): _size(content) for name, content in (files or {}).items()},
+        "timeout": timeout,
+        "result": {
+            "stdout": clean(_without_cut_secret(result.stdout, secrets)),
+            "stderr": clean(_without_cut_secret(result.stderr, secrets)),
+            "exit_code": result.exit_code,
+            "duration": result.duration,
+            "meta": {k: v if k in _TRUSTED_META else _deep(v, clean) for k, v in result.meta.items()},
+        },
+    }
+
+
+def _clean(text: str, secrets: Sequence[str]) -> str:
+    if len(text) <= MAX_TEXT_CHARS:
+        return redact_text(text, secrets)
+    kept = redact_text(text[:MAX_TEXT_CHARS], secrets)[:-_CUT_MARGIN_CHARS]
+    return f"{kept}\n... ({len(text)} characters, cut for the record)"
+
+
+def _without_cut_secret(text: str, secrets: Sequence[str]) -> str:
+    """Hide what the output cap left of a value that it cut through."""
+    if not secrets or _TRUNCATED not in text:
+        return text
+    kept, rest = text.split(_TRUNCATED, 1)
+    body = kept.rstrip("\n")
+    for secret in secrets:
+        for length in range(min(len(secret) - 1, len(body)), 3, -1):
+            if body.endswith(secret[:length]):
+                return f"{body[:-length]}{MARK}{kept[len(body) :]}{_TRUNCATED}{rest}"
+    return text
+
+
+def _deep(value: Any, clean: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {clean(k) if isinstance(k, str) else k: _deep(v, clean) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_deep(item, clean) for item in value]
+    return value
+
+
+def _size(content: str | bytes | None) -> int:
+    if isinstance(content, str):
+        return len(content.encode("utf-8", "surrogatepass"))
+    return len(content or b"")

@@ -1,0 +1,85 @@
+"""Writing records. Whatever is wrong with the directory, an execution never fails for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadArgument
+from . import files
+from .chain import Head, seal
+from .head import settle, stamp_after, write
+from .prune import prune_once
+
+POLICIES = ("always", "on_error", "never")
+
+_log = logging.getLogger("fumehood.records")
+_warned: set[str] = set()
+
+
+class Store:
+    """The records of one directory, by one policy. Any number of threads and processes may write at once."""
+
+    def __init__(self, directory: Path, *, policy: str, max_bytes: int = 0) -> None:
+        if policy not in POLICIES:
+            raise BadArgument(f"record policy {policy!r} is not one of {', '.join(POLICIES)}")
+        self.directory = Path(directory).absolute()
+        self.policy = policy
+        self.max_bytes = max_bytes  # 0: no cap
+
+    def wants(self, *, failed: bool) -> bool:
+        """Whether the policy keeps such an execution."""
+        return self.policy == "always" or (self.policy == "on_error" and failed)
+
+    def save(self, record: Mapping[str, Any], failed: bool) -> Path | None:
+        """Store it if the policy says so. Trouble is one warning per directory and None."""
+        if not self.wants(failed=failed):
+            return None
+        try:
+            with files.directory(self.directory, create=True) as dir_fd, files.locked(dir_fd):
+                head = _append(dir_fd, record)
+                self._keep_to_size(dir_fd, head)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            self._warn(error)
+            return None
+        return self.directory / head.name
+
+    def _keep_to_size(self, dir_fd: int, head: Head) -> None:
+        if not 0 < self.max_bytes < head.total_bytes:
+            return
+        try:
+            # Somewhat below the cap, so that not every record has to look at the whole directory.
+            prune_once(dir_fd, head, max_bytes=self.max_bytes - self.max_bytes // 64, spare_newest=True)
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if (key := str(self.directory)) not in _warned:
+            _warned.add(key)
+            _log.warning(
+                "records are not stored: cannot write to %s (%s). "
+                "Set SANDBOX_ARTIFACTS_DIR to a directory that can be written, or SANDBOX_STORE_CODE=never.",
+                self.directory,
+                error,
+            )
+
+
+def _append(dir_fd: int, record: Mapping[str, Any]) -> Head:
+    head, lost = settle(dir_fd)
+    if lost:
+        record = {**record, "recovered": lost}
+    number = head.sequence + 1
+    name, digest, data = seal(record, sequence=number, previous=head.hash, stored=stamp_after(head.name))
+    # The head goes first: dying between the two renames leaves a pending record that the next writer puts in place.
+    files.write_temp(dir_fd, files.PENDING, data)
+    try:
+        head = replace(head, sequence=number, hash=digest, name=name, total_bytes=head.total_bytes + len(data))
+        write(dir_fd, head)
+    except BaseException:
+        files.remove(dir_fd, files.PENDING)
+        raise
+    files.rename(dir_fd, files.PENDING, name)
+    return head
