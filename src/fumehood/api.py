@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from . import arguments, config, registry
@@ -50,6 +51,7 @@ class OneShot:
         self._run_id = os.urandom(8).hex()
         self._step = 0
         self._store: Store | None = None
+        self._records_dir = Path(_absolute(settings.artifacts_dir), "executions")
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._cancels = 0  # an execution is cancelled when this is not what it was at its start
@@ -187,14 +189,30 @@ class OneShot:
 
     def _record(self, plan: Plan, language: str, result: ExecutionResult) -> None:
         self._step += 1
-        policy, failed = self.settings.store_code, result.exit_code != 0
-        if policy == "never" or (policy == "on_error" and not failed):
+        policy = self.settings.store_code
+        if policy == "never" or (policy == "on_error" and result.exit_code == 0 and result.meta["reason"] == "ok"):
             return
-        from . import recording  # most calls store nothing
+        from . import records  # most calls store nothing
 
         if self._store is None:
-            self._store = recording.open_store(self.settings)
-        self._store.save(recording.describe(plan.command, language, result, self._run_id, self._step), failed)
+            max_bytes = self.settings.store_max_mb * _MB
+            self._store = records.Store(self._records_dir, policy=policy, max_bytes=max_bytes)
+        command = plan.command
+        record = records.build(
+            execution_id=result.meta["execution_id"],
+            backend=plan.runtime,
+            language=language,
+            code=command.script or b"",
+            args=command.argv[2:],
+            env=command.env,
+            stdin=command.stdin,
+            files=command.files,
+            timeout=plan.timeout_s,
+            result=result,
+            run_id=self._run_id,
+            step=self._step,
+        )
+        self._store.save(record, records.failed(result))
 
 
 _shared: dict[Settings, list[Any]] = {}  # settings → [sandbox, borrowers]
@@ -237,6 +255,13 @@ def _close_shared() -> None:
     for sandbox, _ in _shared.values():
         sandbox.close()
     _shared.clear()
+
+
+def _absolute(directory: str) -> str:
+    try:
+        return os.path.abspath(directory)
+    except FileNotFoundError:  # the working directory is gone; the store will warn that it cannot write
+        return os.path.join(os.sep, "nonexistent", directory)
 
 
 def _portal_run(coroutine: Any) -> Any:

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+import tracemalloc
+
+import pytest
+from support import DRIVERS, AsyncOnly, DeafBackend, execute, scripted
+
+from fumehood import IsolationUnavailable, get_sandbox
+from fumehood.backends.fake import FakeBackend, Reply
+from fumehood.execution import TRUNCATED, Capture, new_execution_id, shorten
+from fumehood.types import Exited, Output
+
+drivers = pytest.mark.parametrize("driver", DRIVERS)
+
+
+def captured(*chunks: bytes, cap: int = 10_240) -> tuple[str, bool]:
+    capture = Capture(cap)
+    for chunk in chunks:
+        capture.add(chunk)
+    return capture.text(), capture.truncated
+
+
+def test_output_up_to_the_cap_is_kept_whole():
+    assert captured(b"x" * 10_240) == ("x" * 10_240, False)
+
+
+def test_one_byte_more_is_cut_and_marked():
+    text, truncated = captured(b"x" * 10_241)
+    assert truncated
+    assert text == "x" * 5120 + TRUNCATED + "x" * 5120
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 65_536])
+def test_head_and_tail_are_kept_whatever_the_size_of_the_writes(size):
+    data = b"".join(b"%06d " % number for number in range(20_000))
+    text, truncated = captured(*(data[at : at + size] for at in range(0, len(data), size)))
+    assert truncated
+    head, tail = text.split(TRUNCATED)
+    assert data.decode().startswith(head)
+    assert data.decode().endswith(tail)
+    assert len(head) == len(tail) == 5120
+
+
+def test_the_cut_moves_to_line_ends_so_that_the_marker_has_its_own_line():
+    lines = b"".join(b"line %d\n" % number for number in range(5000))
+    text, _ = captured(lines)
+    assert f"\n{TRUNCATED}\n" in text
+    assert all(line.startswith("line ") for line in text.splitlines() if line != TRUNCATED)
+    assert len(text.replace(TRUNCATED, "").encode()) <= 10_240
+
+
+@pytest.mark.parametrize("character", ["é", "€", "😀"])
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_no_character_is_split_by_the_cut(character, before):
+    text, truncated = captured(("a" * before + character * 10_000).encode())
+    assert truncated
+    assert "\N{REPLACEMENT CHARACTER}" not in text
+
+
+def test_a_character_split_over_two_writes_comes_out_whole():
+    assert captured(b"caf\xc3", b"\xa9") == ("café", False)
+
+
+def test_binary_output_becomes_replacement_characters():
+    assert captured(b"\xff\xfe\x00ok") == ("\ufffd\ufffd\x00ok", False)
+
+
+@pytest.mark.parametrize("cap", [0, 1, 2, 3])
+def test_a_tiny_cap_still_marks_the_cut(cap):
+    text, truncated = captured(b"abcdef", b"ghi", cap=cap)
+    assert truncated
+    assert len(text.replace(TRUNCATED, "")) <= cap
+
+
+def test_a_flood_does_not_grow_the_capture():
+    capture = Capture(10_240)
+    chunk = b"y" * 65_536
+    tracemalloc.start()
+    for _ in range(2000):
+        capture.add(chunk)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_shorten_keeps_what_fits_and_repairs_what_cannot_be_encoded():
+    assert shorten("abc", 3) == "abc"
+    assert shorten("a\ud800", 10) == "a?"
+    assert shorten("ä" * 100, 20).replace(TRUNCATED, "") == "ä" * 10
+
+
+def test_execution_ids_are_unique_and_sort_by_time():
+    first = new_execution_id()
+    time.sleep(0.005)
+    assert first < new_execution_id()
+    assert len({new_execution_id() for _ in range(1000)}) == 1000
+
+
+@drivers
+def test_a_program_that_ends_by_itself_keeps_its_streams_and_exit_code(driver):
+    sandbox, _ = scripted(Reply("out\n", "err\n", exit_code=3, cpu_s=0.5, max_rss_bytes=7))
+    result = execute(driver, sandbox, "pass")
+    assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 3)
+    assert result.meta["reason"] == "error"
+    assert result.meta["usage"] == {"cpu_s": 0.5, "max_rss_bytes": 7}
+
+
+@drivers
+def test_a_time_out_is_a_result_that_says_what_to_do(driver):
+    sandbox, _ = scripted(Reply("partial", after_s=60))
+    result = execute(driver, sandbox, "pass", timeout=0.2)
+    assert result.exit_code == -1
+    assert result.stdout == "partial"
+    assert "timed out after 0.2 s" in result.stderr
+    assert "SANDBOX_MAX_TIMEOUT_SEC" in result.stderr
+    assert result.meta["timed_out"] is True
+    assert 0.2 <= result.duration < 2.2
+
+
+@drivers
+def test_a_program_that_never_stops_printing_is_still_timed_out(driver):
+    def forever():
+        while True:
+            yield Output("stdout", b"spam\n")
+
+    sandbox, _ = scripted(forever())
+    result = execute(driver, sandbox, "pass", timeout=0.2)
+    assert result.meta["reason"] == "timeout"
+    assert result.meta["truncated"] is True
+    assert result.duration < 2.2
+
+
+@drivers
+def test_too_much_output_kills_and_names_the_setting(driver):
+    sandbox, _ = scripted([Output("stdout", b"z" * 600_000), Output("stderr", b"z" * 600_000), 60.0], output_kill_mb=1)
+    result = execute(driver, sandbox, "pass")
+    assert result.exit_code == 137
+    assert result.meta["reason"] == "output"
+    assert "SANDBOX_OUTPUT_KILL_MB" in result.stderr
+
+
+@drivers
+@pytest.mark.parametrize(
+    ("reason", "named"),
+    [
+        ("memory", ["1024 MB", "SANDBOX_MEMORY_MB"]),
+        ("processes", ["256", "SANDBOX_PROCESSES"]),
+        ("disk", ["SANDBOX_DISK_MB", "SANDBOX_INODES", "SANDBOX_FILE_MB"]),
+    ],
+)
+def test_a_limit_is_named_with_its_value_and_its_setting(driver, reason, named):
+    sandbox, _ = scripted(Reply(stderr="own words", exit_code=137, reason=reason))
+    result = execute(driver, sandbox, "pass")
+    own, ours = result.stderr.split("\n", 1)
+    assert own == "own words"
+    assert ours.startswith("fumehood: ")
+    assert [name for name in named if name not in ours] == []
+    assert result.meta["reason"] == reason
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
+def test_a_signal_is_named(number):
+    sandbox, _ = scripted(Reply(exit_code=128 + number, reason="signal"))
+    result = sandbox.execute("pass")
+    assert f"killed by {number.name} (signal {int(number)})" in result.stderr
+    assert result.exit_code == 128 + number
+
+
+def test_the_cpu_backstop_is_named():
+    sandbox, fake = scripted(Reply(exit_code=128 + signal.SIGXCPU, reason="signal"), cpu_sec=3)
+    assert "3 s of CPU time, raise SANDBOX_CPU_SEC" in sandbox.execute("pass").stderr
+    assert fake.commands[0].cpu_s == 3
+
+
+def test_the_cpu_backstop_is_the_timeout_times_the_cores():
+    sandbox, fake = scripted(Reply())
+    result = sandbox.execute("pass", timeout=7)
+    assert fake.commands[0].cpu_s == 7 * len(os.sched_getaffinity(0))
+    assert result.meta["resource_limits"]["cpu_s"] == fake.commands[0].cpu_s
+
+
+@drivers
+def test_an_event_cancels_from_another_thread(driver):
+    sandbox, _ = scripted(Reply("so far", after_s=60))
+    cancel = threading.Event()
+    timer = threading.Timer(0.1, cancel.set)
+    timer.start()
+    result = execute(driver, sandbox, "pass", cancel=cancel)
+    timer.join()
+    assert result.meta["reason"] == "cancelled"
+    assert result.exit_code == 137
+    assert result.stdout == "so far"
+    assert "cancelled" in result.stderr
+    assert result.duration < 5
+
+
+@drivers
+def test_cancel_ends_what_runs_now_and_not_what_comes_next(driver):
+    sandbox, _ = scripted(Reply(after_s=60), Reply("next"))
+    timer = threading.Timer(0.1, sandbox.cancel)
+    timer.start()
+    assert execute(driver, sandbox, "pass").meta["reason"] == "cancelled"
+    timer.join()
+    assert execute(driver, sandbox, "pass").stdout == "next"
+
+
+def test_a_cancelled_task_kills_the_program():
+    process_ended = threading.Event()
+
+    def events():
+        try:
+            yield 60.0
+        finally:
+            process_ended.set()
+
+    async def scenario() -> None:
+        sandbox, _ = scripted(events())
+        task = asyncio.create_task(sandbox.execute_async("pass"))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert process_ended.is_set()
+
+
+def test_a_process_that_survives_its_kill_is_reported_after_a_grace():
+    sandbox = get_sandbox(DeafBackend(FakeBackend()))
+    result = sandbox.execute("pass", timeout=0.1)
+    assert result.meta["reason"] == "timeout"
+    assert 2 <= result.duration < 4
+
+
+@pytest.mark.parametrize("wrap", [lambda fake: fake, AsyncOnly])
+def test_a_receipt_weaker_than_required_is_refused_whatever_the_backend_says(wrap):
+    with get_sandbox(wrap(FakeBackend()), require="confined") as sandbox:
+        with pytest.raises(IsolationUnavailable, match="SANDBOX_REQUIRE"):
+            sandbox.execute("pass")
+
+
+def test_an_exit_that_comes_just_before_the_deadline_is_seen_counts():
+    sandbox, _ = scripted([0.1, Exited(0, "ok")])
+    assert sandbox.execute("pass", timeout=0.15).meta["reason"] == "ok"
+
+
+def test_a_longer_timeout_than_the_ceiling_is_lowered_and_said():
+    sandbox, _ = scripted(Reply())
+    meta = sandbox.execute("pass", timeout=10_000).meta
+    assert (meta["timeout"], meta["timeout_clamped"]) == (300, True)
