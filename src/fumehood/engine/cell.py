@@ -8,11 +8,12 @@ import select
 import signal
 import socket
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..guest.runner import HEADER
+from ..guest.wire import HEADER
 from ..types import Exited, Output, Reason, Receipt
 from . import frames
 from .cgroups import Group
@@ -22,6 +23,10 @@ _CHUNK = 65536
 _WANTED_PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _GONE_S = 2.0
+_MAX_LEFT = 1 << 20  # a pipe holds no more; who writes on is not waited for
+
+
+_open: weakref.WeakSet[Cell] = weakref.WeakSet()
 
 
 class Cell:
@@ -49,6 +54,7 @@ class Cell:
         self._failure: frames.Failure | None = None
         self.is_ready = False
         self._on_close: Callable[[], None] | None = None
+        _open.add(self)
 
     # --- birth, by the zygote's owner
 
@@ -137,9 +143,17 @@ class Cell:
     def close(self) -> None:
         if self._control.fileno() < 0:
             return
+        _open.discard(self)
         if not self._ended and self._pidfd >= 0:
             self.kill()
             self.is_gone(_GONE_S)
+        self._let_go()
+        if self._on_close is not None:
+            self._on_close()
+
+    # --- inside
+
+    def _let_go(self) -> None:
         for fd in (self._stdout, self._stderr, *self._theirs):
             os.close(fd)
         self._close_stdin()
@@ -149,10 +163,6 @@ class Cell:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-        if self._on_close is not None:
-            self._on_close()
-
-    # --- inside
 
     def _watch(self) -> select.epoll:
         epoll = select.epoll(4)
@@ -223,8 +233,9 @@ class Cell:
     def _finish(self, exited: Exited) -> None:
         """What was written before the end is in the pipes; a daemon that holds them open must not make us wait."""
         for fd in self._names:
-            while self._read_stream(fd):
-                pass
+            for _ in range(_MAX_LEFT // _CHUNK):
+                if not self._read_stream(fd):
+                    break
         self._events.append(exited)
         self._ended = True
 
@@ -271,3 +282,13 @@ def _widen(pipe: int) -> None:
         fcntl.fcntl(pipe, _F_SETPIPE_SZ, _WANTED_PIPE_BYTES)
     except OSError:
         pass  # slower, not different
+
+
+def _after_fork() -> None:
+    """A forked child must not hold the streams of its parent's programs open."""
+    for cell in list(_open):
+        cell._let_go()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

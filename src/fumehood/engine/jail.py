@@ -96,11 +96,11 @@ class Jail:
         self, directories: Sequence[str], links: Sequence[tuple[str, str]], files: Sequence[tuple[str, str]]
     ) -> None:
         for directory in directories:
-            os.makedirs(directory.lstrip("/"), 0o755, exist_ok=True)
+            os.makedirs(f".{directory}", 0o755, exist_ok=True)
         for path, target in links:
-            os.symlink(target, path.lstrip("/"))
+            os.symlink(target, f".{path}")
         for path, text in files:
-            _write(path.lstrip("/"), text, create=True)
+            _write(f".{path}", text, create=True)
 
     def step_attach_trees(self) -> None:
         here = os.getcwd()

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from ..guest.runner import DONE
+from ..guest.wire import DONE
 from . import frames
 from .flags import KILL_TREE
 

@@ -12,14 +12,13 @@ import marshal
 import os
 import resource
 import signal
-import struct
 import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-DONE = {0: 40, 1: 41}  # exit code: the real-time signal that says so
-HEADER = struct.Struct("<Q")
+from .wire import DONE, HEADER
+
 _MAIN = "main.py"
 
 
@@ -92,8 +91,11 @@ def _show(error: BaseException, source: bytes) -> None:
     _flush(sys.stdout)
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
     if sys.excepthook is not sys.__excepthook__:
-        sys.excepthook(type(error), error, trace)
-        return
+        try:
+            sys.excepthook(type(error), error, trace)
+            return
+        except Exception as broken:
+            print(f"Error in sys.excepthook: {broken!r}", file=sys.stderr)
     import linecache  # noqa: PLC0415 - in every zygote already; not worth its time in the first call
     import traceback  # noqa: PLC0415
 

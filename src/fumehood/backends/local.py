@@ -1,0 +1,52 @@
+"""Runs programs on this machine, in cells of the local engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..config import Settings
+from ..engine import engine
+from ..engine.cell import Cell
+from ..errors import BackendUnavailable, RuntimeMissing
+from ..types import Command, Receipt
+from .base import Backend, Sandbox, SandboxSpec
+
+
+_PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
+class LocalBackend(Backend):
+    name = "local"
+
+    def __init__(self, settings: Settings):
+        if not sys.platform.startswith("linux"):
+            raise BackendUnavailable(
+                f"the local backend needs Linux, this is {sys.platform}: set SANDBOX_TYPE=docker or use another backend"
+            )
+        self._settings = settings
+        self._engine = engine.shared(settings.isolation, settings.require)
+
+    def start_direct(self, spec: SandboxSpec, command: Command) -> Cell:
+        _check_runtime(command)
+        return self._engine.start(command, spec.limits, network=spec.network)
+
+    async def check(self) -> Receipt:
+        settings = self._settings
+        return self._engine.check(settings.limits(), network=settings.network)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        from ._local_async import LocalSandbox  # noqa: PLC0415 - importing asyncio costs more than a whole execution
+
+        return LocalSandbox(self.start_direct, spec)
+
+    async def close(self) -> None:
+        """Zygotes are shared and end with this process."""
+
+
+def _check_runtime(command: Command) -> None:
+    program = command.argv[0]
+    if program == "python" or command.script is None:
+        return
+    if not any(os.access(f"{directory}/{program}", os.X_OK) for directory in _PROGRAMS):
+        raise RuntimeMissing(f"{program} is not installed on this machine: install it, or use another language")

@@ -1,0 +1,57 @@
+"""From a failed step to what the user can do about it.
+
+Settings of the machine are read here only to explain a failure that has happened, never to predict one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+_APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+_DEBIAN = "/proc/sys/kernel/unprivileged_userns_clone"
+_CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+
+_USER_NAMESPACE_STEPS = frozenset({"namespaces", "clone", "unshare", "map_ids", "private_mounts", "no_nested_namespaces"})
+_MOUNT_STEPS = frozenset({"open_trees", "new_root", "attach_trees", "enter_root", "private_tree", "uncover"})
+
+
+def errno_name(number: int) -> str:
+    return errno.errorcode.get(number, str(number)) if number else "no answer"
+
+
+def fix_for(step: str, number: int) -> str:
+    """One sentence that names the cause, as far as it can be told, and the next step."""
+    if step in _USER_NAMESPACE_STEPS | _MOUNT_STEPS and number in (errno.EPERM, errno.EACCES):
+        if _flag(_APPARMOR) == "1":
+            return (
+                "AppArmor restricts unprivileged user namespaces here (Ubuntu's default): give this interpreter a profile "
+                "with the rule `userns,` in /etc/apparmor.d, or use SANDBOX_TYPE=docker"
+            )
+        if any(os.path.exists(mark) for mark in _CONTAINER_MARKS):
+            return (
+                "the container's seccomp profile or AppArmor refuses namespaces: run it with --security-opt "
+                "seccomp=unconfined --security-opt apparmor=unconfined, or rely on the container as the boundary"
+            )
+        if _flag(_DEBIAN) == "0":
+            return "unprivileged user namespaces are off: sysctl kernel.unprivileged_userns_clone=1"
+        return "a security policy of this host refuses user namespaces to this process; ask its administrator, or run as root"
+    if step in _USER_NAMESPACE_STEPS and number == errno.ENOSPC:
+        return "the limit of user namespaces is reached or zero: raise sysctl user.max_user_namespaces"
+    if step in ("proc", "root_proc"):
+        return "the outer /proc is masked, as in most containers: run the container with --security-opt systempaths=unconfined"
+    if number == errno.ENOSYS:
+        return "this kernel lacks the call; Linux 5.12 or newer is needed for the sealed level"
+    if step == "seccomp":
+        return "this kernel or the surrounding sandbox refuses seccomp filters"
+    if step == "landlock":
+        return "this kernel has no Landlock (CONFIG_SECURITY_LANDLOCK and lsm=landlock), so the host's files stay visible"
+    return "see `fumehood doctor`"
+
+
+def _flag(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""

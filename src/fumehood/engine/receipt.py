@@ -1,0 +1,107 @@
+"""Writes the receipt from what was done: each line names the mechanism that a step of the plan has put in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..types import Axis, Level, Limits, Receipt
+from .cgroups import Home, Unavailable
+from .diagnose import errno_name
+from .frames import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Enforced:
+    """What the steps that succeeded amount to."""
+
+    level: Level
+    network: bool
+    seccomp: bool
+    landlock: int  # ABI, 0 for none
+    own_proc: bool
+    became_unprivileged: bool
+    is_root: bool
+    groups: Home | Unavailable
+    wanted: Level
+    failure: Failure | None = None  # why no stronger level
+    fix: str | None = None
+
+
+def write(enforced: Enforced, limits: Limits) -> Receipt:
+    axes = _sealed_axes(enforced) if enforced.level == "sealed" else _open_axes(enforced)
+    axes["memory"] = _memory(enforced, limits)
+    axes["processes"] = _processes(enforced, limits, axes["processes"])
+    axes["cpu"] = Axis("sealed" if enforced.level == "sealed" else "process", "deadline and RLIMIT_CPU per process")
+    return Receipt(enforced.level, {name: _explain(axis, enforced) for name, axis in axes.items()})
+
+
+def _explain(axis: Axis, enforced: Enforced) -> Axis:
+    """Where a whole level is missing, every weaker axis says which step failed."""
+    if enforced.failure is None or axis.step is not None or axis.level == "sealed":
+        return axis
+    return replace(
+        axis, step=enforced.failure.step, errno=errno_name(enforced.failure.errno), fix=enforced.fix
+    )
+
+
+def _sealed_axes(enforced: Enforced) -> dict[str, Axis]:
+    network = Axis("sealed", "own network namespace, loopback only")
+    if enforced.network:
+        network = Axis("none", "the host's network, as asked with network=True")
+    proc = "own /proc" if enforced.own_proc else "no /proc"
+    return {
+        "files": Axis("sealed", "own root: read-only binds of the interpreter and the system, private tmpfs"),
+        "network": network,
+        "processes": Axis("sealed", f"own pid namespace, {proc}"),
+        "ipc": Axis("sealed", "own ipc namespace" + ("" if enforced.network else ", abstract sockets by network namespace")),
+        "syscalls": Axis("sealed", "seccomp allow-list"),
+        "privileges": Axis("sealed", "own user namespace, no capabilities, no_new_privs"),
+        "disk": Axis("sealed", "one tmpfs, size and inodes bounded; RLIMIT_FSIZE"),
+    }
+
+
+def _open_axes(enforced: Enforced) -> dict[str, Axis]:
+    confined = enforced.level == "confined"
+    files = Axis("none", "private working directory only; the host's files are visible")
+    if enforced.landlock:
+        files = Axis("confined", f"Landlock ABI {enforced.landlock}: interpreter and system read-only, private directory")
+    no_inet = enforced.seccomp and not enforced.network
+    scoped = "; abstract sockets scoped by Landlock" if enforced.landlock >= 6 else ""
+    identity = "unprivileged user" if enforced.became_unprivileged or not enforced.is_root else "root without capabilities"
+    if enforced.is_root and not enforced.became_unprivileged and not confined:
+        identity = "root"
+    return {
+        "files": files,
+        "network": Axis("confined", "seccomp: local sockets only" + scoped) if no_inet else Axis("none", "the host's network"),
+        "processes": Axis("process", "own session, orphans adopted and killed"),
+        "ipc": Axis("none", "the host's System V and POSIX objects" + scoped),
+        "syscalls": Axis("confined", "seccomp allow-list") if enforced.seccomp else Axis("none", "every system call"),
+        "privileges": Axis("confined" if confined else "process", f"{identity}, no_new_privs"),
+        "disk": Axis("process", "RLIMIT_FSIZE for each file; no bound on their number"),
+    }
+
+
+def _memory(enforced: Enforced, limits: Limits) -> Axis:
+    mib = limits.memory_bytes // (1024 * 1024)
+    groups = enforced.groups
+    strongest: Level = "sealed" if enforced.level == "sealed" else "confined"
+    if isinstance(groups, Home) and "memory" in groups.directories:
+        return Axis(strongest, f"{groups.mechanism}, {mib} MiB for the whole tree")
+    reason = groups.missing["memory"] if isinstance(groups, Home) else groups
+    return Axis(
+        "process",
+        f"watch over the tree every 20 ms, {mib} MiB",
+        step=reason.step,
+        errno=errno_name(reason.errno),
+        fix=reason.fix,
+    )
+
+
+def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:
+    groups = enforced.groups
+    if isinstance(groups, Home) and "pids" in groups.directories:
+        return replace(axis, mechanism=f"{axis.mechanism}; {groups.mechanism}, at most {limits.processes}")
+    if enforced.level == "sealed":
+        return replace(axis, mechanism=f"{axis.mechanism}; RLIMIT_NPROC in its own user namespace, at most {limits.processes}")
+    reason = groups.missing["pids"] if isinstance(groups, Home) else groups
+    return replace(axis, step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)
