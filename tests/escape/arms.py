@@ -30,7 +30,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
@@ -46,7 +45,8 @@ def syscall(x86_64: int, aarch64: int, *args: Any) -> int | str:
     libc = ctypes.CDLL(None, use_errno=True)
     ctypes.set_errno(0)
     number = x86_64 if os.uname().machine == "x86_64" else aarch64
-    result = int(libc.syscall(ctypes.c_long(number), *args))
+    longs = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in (number, *args)]
+    result = int(libc.syscall(*longs))
     return result if result >= 0 else errno.errorcode.get(ctypes.get_errno(), "?")
 
 
@@ -124,7 +124,8 @@ def in_a_throwaway_namespace(
         flags += ["-U", "-r"]
     nonce = secrets.token_hex(8)
     job = {"attack": attack, "nonce": nonce, "values": dict(values)}
-    environment = {"PATH": "/usr/bin:/bin", "ARM_API_KEY": str(values.get("CANARY", "none")), "SSH_AUTH_SOCK": "/tmp/agent"}
+    canary = str(values.get("CANARY", "none"))
+    environment = {"PATH": "/usr/bin:/bin", "ARM_API_KEY": canary, "SSH_AUTH_SOCK": "/tmp/agent"}
     done = subprocess.run(
         ["unshare", *flags, sys.executable, "-I", __file__],
         input=json.dumps(job),
@@ -146,7 +147,7 @@ def in_a_throwaway_namespace(
 
 def serve_tcp(secret: bytes) -> tuple[socket.socket, int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    _answer(listener, lambda: _greet(listener, secret))
+    _answer(lambda: _greet(listener, secret))
     return listener, listener.getsockname()[1]
 
 
@@ -158,7 +159,7 @@ def serve_udp(secret: bytes) -> tuple[socket.socket, int]:
         _, peer = server.recvfrom(64)
         server.sendto(secret, peer)
 
-    _answer(server, reply)
+    _answer(reply)
     return server, server.getsockname()[1]
 
 
@@ -166,7 +167,7 @@ def serve_abstract(name: str, secret: bytes) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("\0" + name)
     listener.listen()
-    _answer(listener, lambda: _greet(listener, secret))
+    _answer(lambda: _greet(listener, secret))
     return listener
 
 
@@ -176,7 +177,7 @@ def _greet(listener: socket.socket, secret: bytes) -> None:
         peer.sendall(secret)
 
 
-def _answer(server: socket.socket, once: Callable[[], None]) -> None:
+def _answer(once: Callable[[], None]) -> None:
     def loop() -> None:
         while True:
             try:
@@ -185,7 +186,6 @@ def _answer(server: socket.socket, once: Callable[[], None]) -> None:
                 return
 
     threading.Thread(target=loop, daemon=True).start()
-    del server
 
 
 def share_memory(key: int, secret: bytes) -> int:
@@ -267,17 +267,18 @@ def set_stage(values: dict[str, Any]) -> list[Any]:
     return [agent, tcp, udp, abstract, process, leak]
 
 
-def run_attack(attack: str, nonce: str) -> None:
+def run_attack(attack: str, nonce: str, new_session: bool) -> None:
     """As a child, with what a careless caller would hand down: a terminal, a regular file, open descriptors."""
     outer, inner = os.openpty()
     child = os.fork()
     if child == 0:
-        os.setsid()
+        if new_session:
+            os.setsid()
+            fcntl.ioctl(inner, 0x540E, 0)  # TIOCSCTTY
         os.close(outer)
         os.dup2(os.open("/tmp", os.O_TMPFILE | os.O_RDWR), 0)
         for fd in (1, 2):
             os.dup2(inner, fd)
-        fcntl.ioctl(1, 0x540E, 0)  # TIOCSCTTY
         exec(compile(program(attack, nonce), "<attack>", "exec"), {"__name__": "__main__"})
         os._exit(0)
     os.close(inner)
@@ -304,7 +305,7 @@ def main() -> None:
     values = job["values"]
     kept = set_stage(values)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    run_attack(fill(job["attack"], values), job["nonce"])
+    run_attack(fill(job["attack"], values), job["nonce"], "SAME_SESSION" not in values)
     os._exit(0 if kept else 1)
 
 
