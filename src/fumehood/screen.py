@@ -6,6 +6,7 @@ Advice, not a boundary: a program that wants to hide an import can. What holds i
 from __future__ import annotations
 
 import ast
+import re
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,10 @@ from dataclasses import dataclass
 from .errors import BadArgument
 
 MAX_CODE_CHARS = 512 * 1024  # a syntax tree can take 900 bytes of host memory per character
+# CPython joins a dotted name part by part: an import of 100,000 parts takes tens of gigabytes.
+_LONG_CHAIN = re.compile(r"(?:\.[\s\\]*+[^\s\\.()\[\]{},;:'\"#+\-*/@<>=!&|^~%]++[\s\\]*+){50}")
+_CODING = re.compile(r"(?:[ \t\f]*(?:#[^\r\n]*)?(?:\r\n?|\n))?[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([-\w.]+)")
+_ASCII_LIKE = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1", "cp1252")
 _MAX_NAMED = 10
 _MAX_STATEMENT = 100
 
@@ -53,15 +58,10 @@ class Finding:
 
 def find(code: str, blocked: Sequence[str]) -> list[Finding]:
     """Imports of `blocked` modules, in order. Code that cannot be parsed has none: running it will say why."""
-    if len(code) > MAX_CODE_CHARS:
-        raise BadArgument(
-            f"The program is longer than {MAX_CODE_CHARS:,} characters, which is more than the import screen reads: "
-            "its syntax tree would take too much memory. Pass data in files, or switch the screen off with "
-            "SANDBOX_BLOCK_DANGEROUS_IMPORTS=false."
-        )
-    # Every form we look for has this word in it, unless other letters or another encoding stand for it.
-    if code.isascii() and "import" not in code and "coding" not in code:
+    # Every form we look for has this word in it, unless other letters stand for it.
+    if code.isascii() and "import" not in code:
         return []
+    _refuse_unreadable(code)
     tree = _parse(code)
     if tree is None:
         return []
@@ -159,13 +159,27 @@ def _cut(statement: str) -> str:
     return statement if len(statement) <= _MAX_STATEMENT else statement[: _MAX_STATEMENT - 3] + "..."
 
 
+def _refuse_unreadable(code: str) -> None:
+    """The parser runs in the host: keep from it what makes it take memory or time without bound."""
+    if len(code) > MAX_CODE_CHARS:
+        why = f"is longer than {MAX_CODE_CHARS:,} characters, and its syntax tree would take too much memory"
+    elif _LONG_CHAIN.search(code):
+        why = "has a dotted name of more than 50 parts, which the parser needs too much memory for"
+    elif (coding := _CODING.match(code)) and coding[1].lower().replace("_", "-") not in _ASCII_LIKE:
+        why = f"says that it is encoded in {coding[1][:40]}, and only UTF-8 is read here"
+    else:
+        return
+    raise BadArgument(
+        f"Not run: the program {why}, so the import screen cannot read it. Change that, or switch the screen off "
+        "with SANDBOX_BLOCK_DANGEROUS_IMPORTS=false."
+    )
+
+
 def _parse(code: str) -> ast.Module | None:
-    # As bytes, so that a coding line means what it will mean when the program runs.
-    source = code.encode("utf-8", "surrogatepass")
     # The program's syntax warnings are not the host's. The filters are global: one at a time.
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return ast.parse(source, "<program>")
-        except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError):
+            return ast.parse(code, "<program>")
+        except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
             return None
