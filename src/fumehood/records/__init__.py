@@ -1,7 +1,7 @@
 """Stored accounts of executions, chained so that a missing or changed one shows."""
 
 from .chain import Entry, Problem, Pruned
-from .prune import prune
+from .pruning import prune
 from .read import Report, find, load_all, verify
 from .record import build, failed
 from .store import POLICIES, Store

@@ -13,6 +13,7 @@ from typing import Any
 
 GENESIS = "0" * 64  # `previous` of the first record
 MAX_RECORD_BYTES = 16 * 1024 * 1024
+HEAD_BYTES = 1024  # always the same and less than a page, so that it can be replaced in one write
 NAME_HASH_DIGITS = 16
 NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z_[0-9a-f]{16}\.json", re.ASCII)
 
@@ -52,7 +53,7 @@ class Head:
         return (self.pruned.count, self.pruned.hash) if self.pruned else (0, GENESIS)
 
     def dump(self) -> bytes:
-        return canonical(asdict(self)) + b"\n"
+        return canonical(asdict(self)).ljust(HEAD_BYTES - 1) + b"\n"
 
     @classmethod
     def load(cls, data: bytes) -> Head:

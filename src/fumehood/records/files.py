@@ -142,6 +142,22 @@ def write_temp(dir_fd: int, name: str, data: bytes) -> None:
         raise
 
 
+def overwrite(dir_fd: int, name: str, data: bytes) -> bool:
+    """Replace all bytes of our file by as many others, in one write; False if it is not such a file."""
+    try:
+        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd)
+    except OSError:
+        return False
+    try:
+        info = os.fstat(fd)
+        # A second link could be somebody's file, planted for us to overwrite.
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1 or info.st_size != len(data):
+            return False
+        return os.pwrite(fd, data, 0) == len(data)
+    finally:
+        os.close(fd)
+
+
 def rename(dir_fd: int, old: str, new: str) -> None:
     os.rename(old, new, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 

@@ -10,8 +10,11 @@ from .chain import Entry, Head, Pruned, unseal
 
 
 def write(dir_fd: int, head: Head) -> None:
-    files.write_temp(dir_fd, files.HEAD_TEMP, head.dump())
-    files.rename(dir_fd, files.HEAD_TEMP, files.HEAD)
+    """Under the lock. In place where that is safe: making a file costs a hundred times more than writing one."""
+    data = head.dump()
+    if not files.overwrite(dir_fd, files.HEAD, data):
+        files.write_temp(dir_fd, files.HEAD_TEMP, data)
+        files.rename(dir_fd, files.HEAD_TEMP, files.HEAD)
 
 
 def load(dir_fd: int) -> Head:

@@ -12,7 +12,7 @@ from ..errors import BadArgument
 from . import files
 from .chain import Head, seal
 from .head import settle, stamp_after, write
-from .prune import prune_once
+from .pruning import prune_once
 
 POLICIES = ("always", "on_error", "never")
 

@@ -1,0 +1,827 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.errors import BadArgument, RecordsError
+from fumehood.records import Report, Store, build, chain, failed, files, find, load_all, prune, store, verify
+from fumehood.records import head as heads
+from fumehood.types import ExecutionResult
+
+SECRET = "sk-Zq3vT9wLx2Rk8sYb4NfGh7Jd"
+
+
+@pytest.fixture(autouse=True)
+def _warn_again() -> None:
+    store._warned.clear()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts" / "executions"
+
+
+def fill(directory: Path, count: int, **fields: Any) -> list[Path]:
+    writer = Store(directory, policy="always")
+    paths = [
+        writer.save({"execution_id": f"run-{i}", "code": f"print({i})", **fields}, failed=False) for i in range(count)
+    ]
+    assert None not in paths
+    return [path for path in paths if path]
+
+
+def kinds(report: Report) -> set[str]:
+    return {problem.kind for problem in report.problems}
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change a record the lazy way: its hash stays."""
+    record = json.loads(path.read_text())
+    path.write_bytes(chain.canonical(record | changes) + b"\n")
+
+
+def forge(path: Path, **changes: Any) -> Path:
+    """Change a record the careful way: its own hash and name fit again."""
+    record = json.loads(path.read_text()) | changes
+    name, _, data = chain.seal(
+        record, sequence=record["sequence"], previous=record["previous"], stored=record["stored"]
+    )
+    path.unlink()
+    (path.parent / name).write_bytes(data)
+    return path.parent / name
+
+
+# --- writing
+
+
+def test_a_record_is_a_private_json_file_named_by_time_and_hash(directory: Path) -> None:
+    (path,) = fill(directory, 1)
+    record = json.loads(path.read_text())
+    assert re.fullmatch(r"\d{8}T\d{6}\.\d{6}Z_[0-9a-f]{16}\.json", path.name)
+    assert path.name == f"{record['stored']}_{record['hash'][:16]}.json"
+    assert record["code"] == "print(0)"
+    assert record["sequence"] == 1
+    assert record["previous"] == "0" * 64
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in directory.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("policy", "stored_on_success", "stored_on_failure"),
+    [("always", True, True), ("on_error", False, True), ("never", False, False)],
+)
+def test_the_policy_decides_what_is_stored(
+    directory: Path, policy: str, stored_on_success: bool, stored_on_failure: bool
+) -> None:
+    writer = Store(directory, policy=policy)
+    assert (writer.save({}, failed=False) is not None) == stored_on_success
+    assert (writer.save({}, failed=True) is not None) == stored_on_failure
+    if policy == "never":
+        assert not directory.exists()
+
+
+def test_an_unknown_policy_is_refused(directory: Path) -> None:
+    with pytest.raises(BadArgument, match="always, on_error, never"):
+        Store(directory, policy="sometimes")
+
+
+def test_any_exit_but_zero_counts_as_failed() -> None:
+    assert not failed(ExecutionResult("", "", 0, 0.1, {"reason": "ok"}))
+    assert failed(ExecutionResult("", "", 1, 0.1, {"reason": "error"}))
+    assert failed(ExecutionResult("", "", -1, 0.1, {"reason": "timeout"}))
+
+
+def test_each_record_names_the_one_before(directory: Path) -> None:
+    records = [json.loads(path.read_text()) for path in fill(directory, 4)]
+    assert [record["sequence"] for record in records] == [1, 2, 3, 4]
+    assert [record["previous"] for record in records[1:]] == [record["hash"] for record in records[:-1]]
+
+
+def test_names_stay_in_order_when_the_clock_goes_back(directory: Path) -> None:
+    fill(directory, 1)
+    head = heads.Head.load((directory / files.HEAD).read_bytes())
+    future = heads.stamp(datetime.now(UTC) + timedelta(days=400))
+    assert heads.stamp_after(f"{future}_{head.hash[:16]}.json") > future
+    assert heads.stamp_after(head.name) < future
+    assert heads.stamp_after("99991231T235959.999999Z_0123456789abcdef.json") < future
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x00\x1b[31m", "\ud800 lone", "\udfff", "\ud83d\ude00", "𝕏 ü \u2028", "\x7f\x80\xff", '"\\', "x" * 300_000],
+    ids=["control", "lone-high", "lone-low", "split-pair", "unicode", "c1", "quotes", "long"],
+)
+def test_any_text_comes_back_from_valid_json(directory: Path, text: str) -> None:
+    (path,) = fill(directory, 1, output=text)
+    data = path.read_bytes()
+    data.decode("ascii")
+    assert json.loads(data)["output"].encode("utf-16", "surrogatepass") == text.encode("utf-16", "surrogatepass")
+    assert verify(directory).ok
+
+
+def test_values_that_json_does_not_know_do_not_stop_a_record(directory: Path) -> None:
+    circular: list[Any] = []
+    circular += [circular, circular]
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    odd = {
+        "nan": float("nan"), "inf": float("-inf"), "bytes": b"\xff\x00", "set": {1}, "object": object(),
+        "keys": {1: "a", None: "b", (1, 2): "c", "1": "d"}, "big": 10**5000, "circular": circular, "deep": deep,
+    }  # fmt: skip
+    (path,) = fill(directory, 1, odd=odd)
+    stored = json.loads(path.read_text(), parse_constant=pytest.fail)["odd"]
+    assert stored["nan"] == "nan"
+    assert stored["object"] == "<object>"
+    assert verify(directory).ok
+
+
+def test_a_record_that_nobody_could_read_back_is_cut(directory: Path) -> None:
+    huge = "x" * (chain.MAX_RECORD_BYTES + 1)
+    many = fill(directory, 1, code=huge) + fill(directory, 1, more={str(i): "y" * 60_000 for i in range(400)})
+    for path in many:
+        assert path.stat().st_size < chain.MAX_RECORD_BYTES
+        assert json.loads(path.read_text())["oversize"] is True
+    assert verify(directory).ok
+
+
+def test_saving_takes_about_a_millisecond(directory: Path) -> None:
+    writer = Store(directory, policy="always", max_bytes=10**9)
+    record = {"code": "print(1)\n" * 200, "result": {"stdout": "x" * 5000, "meta": {str(i): i for i in range(50)}}}
+    times = []
+    for _ in range(200):
+        begin = time.perf_counter()
+        writer.save(record, failed=False)
+        times.append(time.perf_counter() - begin)
+    assert sorted(times)[len(times) // 2] < 0.01  # ten times what it takes: this machine may be busy
+
+
+def test_records_import_nothing_heavy() -> None:
+    code = (
+        "import sys, fumehood.records; "
+        "print([m for m in ('asyncio', 'subprocess', 'argparse', 'tempfile', 'yaml', '_strptime') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# --- many writers, and writers that die
+
+WRITER = """
+import sys
+from pathlib import Path
+from fumehood.records import Store
+store = Store(Path(sys.argv[1]), policy="always", max_bytes=int(sys.argv[4]))
+for i in range(int(sys.argv[3])):
+    assert store.save({"execution_id": f"{sys.argv[2]}-{i}", "code": "x" * 100}, failed=False), i
+"""
+
+
+def start_writer(directory: Path, name: str, count: int, max_bytes: int = 0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(directory), name, str(count), str(max_bytes)])
+
+
+def test_processes_writing_at_once_lose_nothing(directory: Path) -> None:
+    writers = [start_writer(directory, f"w{i}", 60) for i in range(5)]
+    assert [writer.wait(60) for writer in writers] == [0] * 5
+    report = verify(directory)
+    assert report.problems == []
+    assert report.records == report.sequence == 300
+    ids = {entry.record["execution_id"] for entry in load_all(directory) if entry.record}
+    assert ids == {f"w{i}-{j}" for i in range(5) for j in range(60)}
+
+
+def test_threads_writing_at_once_lose_nothing(directory: Path) -> None:
+    threads = [threading.Thread(target=fill, args=(directory, 40)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report = verify(directory)
+    assert report.problems == []
+    assert report.records == 240
+
+
+def test_verify_prune_and_history_may_run_while_others_write(directory: Path) -> None:
+    writers = [start_writer(directory, f"w{i}", 150, 30_000) for i in range(2)]
+    looks = 0
+    while any(writer.poll() is None for writer in writers):
+        assert verify(directory).problems == []
+        assert [entry for entry in load_all(directory) if entry.error] == []
+        prune(directory, keep=20)
+        looks += 1
+    assert looks > 0
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert verify(directory).sequence == 300
+
+
+def test_writers_killed_at_any_moment_leave_a_sound_chain(directory: Path) -> None:
+    for round_ in range(12):
+        writer = start_writer(directory, f"w{round_}", 100_000, 200_000)
+        while not list(directory.glob("*.json")):
+            time.sleep(0.01)
+        time.sleep(0.15 + random.random() * 0.1)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert verify(directory).problems == []
+    fill(directory, 1)
+    assert verify(directory).problems == []
+    assert not (directory / files.PENDING).exists()
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, directory: Path, step: str) -> None:
+    """Die, as by SIGKILL, instead of taking this step."""
+
+    def dying(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, step, dying)
+        patch.setattr(files, "remove", lambda *_: True)
+        with pytest.raises(SystemExit):
+            Store(directory, policy="always").save({"execution_id": "dying"}, failed=False)
+
+
+def test_dying_before_the_head_moves_loses_only_that_record(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(directory, 2)
+    crash_at(monkeypatch, directory, "overwrite")
+    assert verify(directory).problems == []
+    assert verify(directory).records == 2
+    fill(directory, 1)
+    assert (verify(directory).problems, verify(directory).records) == ([], 3)
+
+
+def test_dying_after_the_head_moves_loses_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(directory, 2)
+    crash_at(monkeypatch, directory, "rename")
+    report = verify(directory)
+    assert (report.problems, report.records) == ([], 3)
+    assert "interrupted" in report.notes[0]
+    fill(directory, 1)
+    report = verify(directory)
+    assert (report.problems, report.records, report.notes) == ([], 4, [])
+    assert [e.record["execution_id"] for e in load_all(directory) if e.record] == ["run-0", "dying", "run-1", "run-0"]
+
+
+def test_dying_in_the_middle_of_a_prune_leaves_no_hole(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = fill(directory, 10)
+    removed: list[str] = []
+
+    def dying(dir_fd: int, name: str) -> bool:
+        if len(removed) == 3:
+            raise SystemExit
+        removed.append(name)
+        os.unlink(name, dir_fd=dir_fd)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", dying)
+        with pytest.raises(SystemExit):
+            prune(directory, keep=4)
+    report = verify(directory)
+    assert report.problems == []
+    assert "3 pruned record(s) still here" in report.notes[0]
+    paths[4].unlink()  # a hole among those left is not our doing
+    assert "order" in kinds(verify(directory))
+    prune(directory, keep=4)
+    assert len(list(load_all(directory))) == 4
+
+
+def test_a_lock_that_is_never_let_go_costs_a_record_not_the_execution(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(directory, 1)
+    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.1)
+    with files.directory(directory) as dir_fd, files.locked(dir_fd):
+        assert Store(directory, policy="always").save({}, failed=False) is None
+    assert "another process holds the lock" in caplog.text
+    fill(directory, 1)
+    assert verify(directory).records == 2
+
+
+def test_a_lock_file_that_was_removed_does_not_let_two_writers_in(directory: Path) -> None:
+    fill(directory, 1)
+    order: list[str] = []
+
+    def wait_for_the_old_lock() -> None:
+        with files.directory(directory) as dir_fd, files.locked(dir_fd):
+            order.append("second")
+
+    with files.directory(directory) as dir_fd:
+        with files.locked(dir_fd):
+            thread = threading.Thread(target=wait_for_the_old_lock)
+            thread.start()
+            time.sleep(0.1)
+            (directory / files.LOCK).unlink()
+            (directory / files.LOCK).touch()
+            order.append("first")
+        thread.join(10)
+    assert order == ["first", "second"]
+
+
+# --- tampering
+
+
+def test_an_untouched_chain_is_sound(directory: Path) -> None:
+    paths = fill(directory, 5)
+    report = verify(directory)
+    assert (report.ok, report.records, report.sequence, report.pruned) == (True, 5, 5, None)
+    assert report.head == json.loads(paths[-1].read_text())["hash"]
+
+
+@pytest.mark.parametrize("which", [0, 2, 4], ids=["first", "middle", "last"])
+def test_a_removed_record_shows(directory: Path, which: int) -> None:
+    fill(directory, 5)[which].unlink()
+    report = verify(directory)
+    assert [problem.message for problem in report.problems] == [f"record {which + 1} is missing"]
+
+
+def test_several_removed_records_show_as_a_range(directory: Path) -> None:
+    for path in fill(directory, 9)[2:6]:
+        path.unlink()
+    assert [problem.message for problem in verify(directory).problems] == ["records 3 to 6 are missing"]
+
+
+def test_removing_every_record_shows(directory: Path) -> None:
+    for path in fill(directory, 3):
+        path.unlink()
+    assert [problem.message for problem in verify(directory).problems] == ["records 1 to 3 are missing"]
+
+
+def test_a_removed_last_record_still_shows_after_more_are_written(directory: Path) -> None:
+    fill(directory, 3)[-1].unlink()
+    fill(directory, 2)
+    assert [problem.message for problem in verify(directory).problems] == ["record 3 is missing"]
+
+
+@pytest.mark.parametrize("which", [0, 2, 4], ids=["first", "middle", "last"])
+def test_a_changed_record_shows(directory: Path, which: int) -> None:
+    rewrite(fill(directory, 5)[which], code="print('innocent')")
+    report = verify(directory)
+    assert [(p.kind, p.sequence) for p in report.problems] == [("changed", which + 1)]
+
+
+@pytest.mark.parametrize("which", [0, 2, 4], ids=["first", "middle", "last"])
+def test_a_record_changed_together_with_its_hash_shows(directory: Path, which: int) -> None:
+    forge(fill(directory, 5)[which], code="print('innocent')")
+    assert kinds(verify(directory)) == {"head" if which == 4 else "link"}
+
+
+def test_bytes_that_parse_to_the_same_record_still_show(directory: Path) -> None:
+    first, second = fill(directory, 2)
+    first.write_text(json.dumps(json.loads(first.read_text()), indent=2))
+    second.write_bytes(second.read_bytes().replace(b'{"code":', b'{"code":"shown first","code":', 1))
+    assert [problem.sequence for problem in verify(directory).problems] == [1, 2]
+
+
+def test_reordered_records_show(directory: Path) -> None:
+    paths = fill(directory, 4)
+    a, b = paths[1].name, paths[2].name
+    swapped = [f"{b.partition('_')[0]}_{a.partition('_')[2]}", f"{a.partition('_')[0]}_{b.partition('_')[2]}"]
+    paths[1].rename(directory / swapped[0])
+    paths[2].rename(directory / swapped[1])
+    problems = verify(directory).problems
+    assert sorted(problem.sequence or 0 for problem in problems) == [2, 3]
+    assert all("renamed" in problem.message for problem in problems)
+
+
+def test_a_copied_record_shows(directory: Path) -> None:
+    paths = fill(directory, 3)
+    shutil.copy(paths[1], directory / f"20200101T000000.000000Z_{paths[1].name.partition('_')[2]}")
+    assert not verify(directory).ok
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 2**62], ids=["zero", "first", "taken", "next", "huge"])
+def test_an_inserted_record_shows(directory: Path, number: int) -> None:
+    fill(directory, 2)
+    head = verify(directory).head
+    assert head
+    name, _, data = chain.seal({"code": "x"}, sequence=number, previous=head, stored=heads.now())
+    (directory / name).write_bytes(data)
+    assert not verify(directory).ok
+
+
+def test_records_of_another_directory_do_not_fit_in(directory: Path, tmp_path: Path) -> None:
+    (foreign,) = fill(tmp_path / "other", 1)
+    paths = fill(directory, 2)
+    paths[0].unlink()
+    shutil.copy(foreign, directory)
+    assert not verify(directory).ok
+
+
+def test_an_older_head_put_back_shows(directory: Path) -> None:
+    fill(directory, 2)
+    old = (directory / files.HEAD).read_bytes()
+    fill(directory, 2)
+    (directory / files.HEAD).write_bytes(old)
+    assert not verify(directory).ok
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [None, b"", b"{}", b"[]", b"\xff", b"[" * 100_000, b'{"sequence":1}', b'{"sequence":-1,"hash":"","name":"../x"}'],
+    ids=["missing", "empty", "object", "list", "binary", "deep", "partial", "wrong"],
+)
+def test_a_lost_head_shows_now_and_after_the_next_record(directory: Path, damage: bytes | None) -> None:
+    paths = fill(directory, 3)
+    paths[-1].unlink()  # what somebody would hide by removing the head
+    (directory / files.HEAD).unlink()
+    if damage is not None:
+        (directory / files.HEAD).write_bytes(damage)
+    assert kinds(verify(directory)) == {"head"}
+    with pytest.raises(RecordsError, match="nothing is removed"):
+        prune(directory, keep=0)
+    fill(directory, 2)
+    report = verify(directory)
+    assert (kinds(report), report.records, report.sequence) == ({"head"}, 4, 4)
+    assert "records before it may be missing" in report.problems[0].message
+
+
+def test_a_head_noted_elsewhere_unmasks_a_chain_written_anew(directory: Path) -> None:
+    fill(directory, 3)
+    noted = verify(directory).head
+    assert verify(directory, expect=noted).expected_at == 3
+    fill(directory, 2)
+    report = verify(directory, expect=noted)
+    assert (report.ok, report.expected_at) == (True, 3)
+    shutil.rmtree(directory)
+    fill(directory, 3)
+    assert verify(directory).ok  # nothing inside the directory could tell
+    assert not verify(directory, expect=noted).ok
+
+
+def test_foreign_files_are_named_and_ignored(directory: Path) -> None:
+    fill(directory, 2)
+    (directory / "notes.txt").write_text("x")
+    report = verify(directory)
+    assert report.ok
+    assert "notes.txt" in report.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["garbage", "symlink", "fifo", "directory", "huge", "not-an-object"])
+def test_what_only_looks_like_a_record_is_reported_and_skipped(directory: Path, kind: str) -> None:
+    good = fill(directory, 2)[0]
+    bad = directory / "20200101T000000.000000Z_0123456789abcdef.json"
+    if kind == "garbage":
+        bad.write_bytes(b"\x00\xff{")
+    elif kind == "symlink":
+        bad.symlink_to(good)
+    elif kind == "fifo":
+        os.mkfifo(bad)
+    elif kind == "directory":
+        bad.mkdir()
+    elif kind == "huge":
+        with bad.open("wb") as file:
+            file.truncate(chain.MAX_RECORD_BYTES * 100)
+    else:
+        bad.write_text("[1]")
+    report = verify(directory)
+    assert [(p.kind, p.name) for p in report.problems] == [("unreadable", bad.name)]
+    entries = list(load_all(directory))
+    assert [bool(entry.record) for entry in entries] == [True, True, False]
+    assert entries[-1].error
+    fill(directory, 1)
+    assert verify(directory).records == 3
+
+
+# --- pruning
+
+
+def test_prune_by_count_keeps_the_newest_and_says_so(directory: Path) -> None:
+    paths = fill(directory, 10)
+    assert prune(directory, keep=4) == 6
+    report = verify(directory)
+    assert (report.ok, report.records, report.sequence) == (True, 4, 10)
+    assert report.pruned
+    assert report.pruned.count == 6
+    assert [entry.name for entry in load_all(directory, newest_first=False)] == [path.name for path in paths[6:]]
+    fill(directory, 1)
+    assert prune(directory, keep=2) == 3
+    report = verify(directory)
+    assert report.pruned
+    assert (report.ok, report.pruned.count) == (True, 9)
+
+
+def test_prune_by_age(directory: Path) -> None:
+    fill(directory, 3)
+    time.sleep(0.3)
+    fill(directory, 2)
+    assert prune(directory, older_than=timedelta(days=1)) == 0
+    assert prune(directory, older_than=timedelta(seconds=0.2)) == 3
+    assert (verify(directory).ok, verify(directory).records) == (True, 2)
+
+
+def test_prune_by_size(directory: Path) -> None:
+    paths = fill(directory, 10)
+    assert prune(directory, max_bytes=sum(path.stat().st_size for path in paths[7:])) == 7
+    assert (verify(directory).ok, verify(directory).records) == (True, 3)
+
+
+def test_prune_can_remove_everything_and_the_chain_goes_on(directory: Path) -> None:
+    fill(directory, 3)
+    head = verify(directory).head
+    assert prune(directory, keep=0) == 3
+    report = verify(directory, expect=head)
+    assert (report.ok, report.records, report.sequence, report.head) == (True, 0, 3, head)
+    fill(directory, 1)
+    report = verify(directory)
+    assert (report.ok, report.records, report.sequence) == (True, 1, 4)
+
+
+def test_more_than_one_batch_is_pruned(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fumehood.records.pruning._BATCH", 3)
+    fill(directory, 10)
+    assert prune(directory, keep=1) == 9
+    assert verify(directory).ok
+
+
+def test_removing_more_than_was_pruned_shows(directory: Path) -> None:
+    paths = fill(directory, 10)
+    prune(directory, keep=6)
+    paths[4].unlink()
+    assert [problem.message for problem in verify(directory).problems] == ["record 5 is missing"]
+
+
+@pytest.mark.parametrize("how", ["removed", "changed", "garbage"])
+def test_pruning_does_not_cover_up_what_was_wrong(directory: Path, how: str) -> None:
+    paths = fill(directory, 8)
+    if how == "removed":
+        paths[1].unlink()
+    elif how == "changed":
+        rewrite(paths[1], code="x")
+    else:
+        paths[1].write_bytes(b"?")
+    prune(directory, keep=3)
+    report = verify(directory)
+    assert "found among the records pruned" in report.problems[0].message
+    prune(directory, keep=1)
+    assert not verify(directory).ok
+
+
+def test_a_pruned_record_put_back_changed_shows(directory: Path) -> None:
+    first = fill(directory, 3)[0]
+    data = first.read_bytes()
+    prune(directory, keep=1)
+    first.write_bytes(data)
+    assert kinds(verify(directory)) == {"order"}
+
+
+def test_the_size_cap_removes_the_oldest_by_itself(directory: Path) -> None:
+    writer = Store(directory, policy="always", max_bytes=20_000)
+    for i in range(100):
+        assert writer.save({"execution_id": f"run-{i}", "code": "x" * 500}, failed=False)
+        assert sum(path.stat().st_size for path in directory.glob("2*.json")) <= 20_000
+    report = verify(directory)
+    assert report.ok
+    assert report.pruned
+    assert report.pruned.count + report.records == 100
+    newest = next(load_all(directory))
+    assert newest.record
+    assert newest.record["execution_id"] == "run-99"
+
+
+def test_the_newest_record_stays_even_if_it_alone_is_over_the_cap(directory: Path) -> None:
+    writer = Store(directory, policy="always", max_bytes=100)
+    paths = [writer.save({"code": "x" * 500}, failed=False) for _ in range(3)]
+    assert [path.exists() for path in paths if path] == [False, False, True]
+    assert verify(directory).ok
+
+
+def test_prune_of_nothing_is_nothing(directory: Path) -> None:
+    assert prune(directory, keep=1) == 0
+    fill(directory, 1)
+    assert prune(directory, keep=1) == 0
+    assert prune(directory) == 0
+    with pytest.raises(BadArgument):
+        prune(directory, keep=-1)
+
+
+# --- directories that cannot be used
+
+
+def saves_nothing(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    writer = Store(directory, policy="always")
+    assert [writer.save({"code": "x"}, failed=True) for _ in range(3)] == [None] * 3
+    assert Store(directory, policy="always").save({"code": "x"}, failed=True) is None
+    (warning,) = caplog.records
+    assert warning.name == "fumehood.records"
+    assert str(directory) in warning.getMessage()
+    assert "SANDBOX_ARTIFACTS_DIR" in warning.getMessage()
+
+
+def test_a_file_in_the_way_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "artifacts").write_text("in the way")
+    saves_nothing(tmp_path / "artifacts" / "executions", caplog)
+
+
+def test_a_symlink_in_place_of_the_directory_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "executions").symlink_to(tmp_path / "elsewhere")
+    saves_nothing(tmp_path / "executions", caplog)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    with pytest.raises(RecordsError):
+        verify(tmp_path / "executions")
+    with pytest.raises(RecordsError):
+        list(load_all(tmp_path / "executions"))
+
+
+def test_a_dangling_symlink_makes_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "executions").symlink_to(tmp_path / "nowhere")
+    saves_nothing(tmp_path / "executions", caplog)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_nul_in_the_path_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    saves_nothing(Path("/tmp/a\x00b/executions"), caplog)
+
+
+def test_a_planted_lock_symlink_is_not_followed(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory.mkdir(parents=True)
+    victim = directory.parent / "victim"
+    (directory / files.LOCK).symlink_to(victim)
+    saves_nothing(directory, caplog)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("name", [files.PENDING, files.HEAD_TEMP, files.HEAD])
+def test_planted_symlinks_in_place_of_our_files_are_replaced_not_followed(directory: Path, name: str) -> None:
+    directory.mkdir(parents=True)
+    victim = directory.parent / "victim"
+    victim.write_text("untouched")
+    (directory / name).symlink_to(victim)
+    fill(directory, 2)
+    assert victim.read_text() == "untouched"
+    assert not (directory / name).is_symlink()
+    assert verify(directory).records == 2
+
+
+def test_a_planted_hard_link_in_place_of_the_head_is_replaced_not_written_to(directory: Path) -> None:
+    fill(directory, 1)
+    head = (directory / files.HEAD).read_bytes()
+    victim = directory.parent / "victim"
+    os.link(directory / files.HEAD, victim)
+    fill(directory, 1)
+    assert victim.read_bytes() == head
+    assert (verify(directory).ok, verify(directory).records) == (True, 2)
+
+
+FULL_OR_READ_ONLY = """
+import logging, subprocess, sys
+from pathlib import Path
+logging.basicConfig(format="%(name)s %(message)s")
+from fumehood.records import Store, verify
+where = Path(sys.argv[1])
+def mount(*words): subprocess.run(["mount", *words], check=True)
+mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", str(where))
+store = Store(where / "executions", policy="always")
+saved = sum(store.save({"code": "x" * 4000}, failed=True) is not None for _ in range(40))
+assert 0 < saved < 40, saved
+assert verify(where / "executions").problems == []
+mount("-o", "remount,ro", str(where))
+store = Store(where / "executions", policy="always")
+assert store.save({}, failed=True) is None
+report = verify(where / "executions")
+assert report.problems == [] and report.records == saved, report
+assert Store(where / "other", policy="always").save({}, failed=True) is None
+"""
+
+
+def test_a_full_disk_and_a_read_only_one_are_warnings(tmp_path: Path) -> None:
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--user", "--map-root-user"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespace here to make a full and a read-only file system in")
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", FULL_OR_READ_ONLY, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2, lines
+    assert "No space left" in lines[0]
+    assert "Read-only" in lines[1]
+
+
+def test_a_directory_that_does_not_exist_has_no_records(tmp_path: Path) -> None:
+    assert list(load_all(tmp_path / "none")) == []
+    report = verify(tmp_path / "none")
+    assert (report.ok, report.records, report.head) == (True, 0, None)
+    assert not verify(tmp_path / "none", expect="0" * 63 + "1").ok
+
+
+def test_a_directory_removed_between_two_records_is_made_again(directory: Path) -> None:
+    fill(directory, 2)
+    shutil.rmtree(directory.parent)
+    fill(directory, 1)
+    assert verify(directory).sequence == 1
+
+
+# --- finding
+
+
+def test_find_takes_an_id_a_hash_or_a_name(directory: Path) -> None:
+    path = fill(directory, 12)[3]
+    record = json.loads(path.read_text())
+    for prefix in ("run-3", record["hash"], record["hash"][:20], path.name, path.stem):
+        assert [entry.name for entry in find(directory, prefix)] == [path.name], prefix
+    assert len(find(directory, "run-1")) == 1  # whole, although run-10 begins so too
+    assert len(find(directory, "run-")) == 12
+    assert find(directory, "nothing") == []
+
+
+# --- what a record says
+
+
+def a_record(**changes: Any) -> dict[str, Any]:
+    result = changes.pop("result", ExecutionResult("out", "err", 1, 0.25, {"runtime": "local", "reason": "error"}))
+    values: dict[str, Any] = {
+        "execution_id": "e1", "backend": "local", "language": "python", "code": "print(1)", "args": ["-v"],
+        "env": {}, "stdin": b"abc", "files": {"a.csv": b"12345"}, "timeout": 30.0, "result": result,
+    }  # fmt: skip
+    return build(**values | changes)
+
+
+def test_a_record_has_all_that_was_asked_and_came_out() -> None:
+    moment = datetime(2026, 11, 15, 17, 50, 12, 123456, tzinfo=UTC)
+    assert a_record(now=moment, run_id="r", step=3, reasoning_trace="why") == {
+        "version": 1,
+        "execution_id": "e1",
+        "timestamp": "2026-11-15T17:50:12.123456Z",
+        "run_id": "r",
+        "step": 3,
+        "reasoning_trace": "why",
+        "backend": "local",
+        "language": "python",
+        "code": "print(1)",
+        "code_bytes": 8,
+        "args": ["-v"],
+        "env": {},
+        "stdin_bytes": 3,
+        "files": {"a.csv": 5},
+        "timeout": 30.0,
+        "result": {
+            "stdout": "out",
+            "stderr": "err",
+            "exit_code": 1,
+            "duration": 0.25,
+            "meta": {"runtime": "local", "reason": "error"},
+        },
+    }
+
+
+def test_no_credential_reaches_the_disk(directory: Path) -> None:
+    value = "hunter2-of-the-env"
+    everywhere = f"{value} and {SECRET}"
+    result = ExecutionResult(everywhere, everywhere, 1, 0.1, {"results": [{"text/plain": everywhere}]})
+    record = a_record(
+        code=f"login({everywhere!r})",
+        args=[value, SECRET],
+        env={"PASSWORD": value, "SHORT": "on"},
+        files={everywhere: b""},
+        reasoning_trace=everywhere,
+        result=result,
+    )
+    path = Store(directory, policy="always").save(record, failed=True)
+    assert path
+    text = path.read_text()
+    assert value not in text
+    assert SECRET not in text
+    assert set(json.loads(text)["env"]) == {"PASSWORD", "SHORT"}
+    assert "python" in text  # "on" is too short to be taken out of other words
+
+
+def test_a_value_that_the_output_cap_cut_through_is_hidden_too() -> None:
+    cut = "xxxx hunter2-of-th\n... (output truncated)"
+    result = ExecutionResult(cut, "fine\n... (output truncated)", 0, 0.1, {})
+    record = a_record(env={"P": "hunter2-of-the-env"}, result=result)
+    assert "hunter2" not in record["result"]["stdout"]
+    assert record["result"]["stdout"].startswith("xxxx ")
+    assert record["result"]["stderr"] == result.stderr
+
+
+def test_very_long_code_is_cut_and_its_size_kept() -> None:
+    code = "x = 1\n" * 2_000_000
+    record = a_record(code=code)
+    assert record["code_bytes"] == len(code)
+    assert len(record["code"]) < 1_100_000
+    assert record["code"].endswith("cut for the record)")
+
+
+def test_code_that_is_not_text_can_be_recorded(directory: Path) -> None:
+    for code in ("\ud800\x00", b"\xff\x00"):
+        assert Store(directory, policy="always").save(a_record(code=code), failed=True)
+    assert verify(directory).ok
