@@ -12,7 +12,6 @@ from ..errors import BackendUnavailable, RuntimeMissing
 from ..types import Command, Receipt
 from .base import Backend, Sandbox, SandboxSpec
 
-
 _PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
@@ -36,7 +35,7 @@ class LocalBackend(Backend):
         return self._engine.check(settings.limits(), network=settings.network)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        from ._local_async import LocalSandbox  # noqa: PLC0415 - importing asyncio costs more than a whole execution
+        from ._local_async import LocalSandbox  # importing asyncio costs more than a whole execution
 
         return LocalSandbox(self.start_direct, spec)
 

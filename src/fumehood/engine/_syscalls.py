@@ -44,7 +44,9 @@ PR_GET_TID_ADDRESS = 40
 PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _SECCOMP_MODE_FILTER = 2
-_SECUREBITS_LOCKED = 0xEF  # everything but KEEP_CAPS, each with its lock: noroot, no_setuid_fixup, keep_caps lock, no ambient
+_SECUREBITS_LOCKED = (
+    0xEF  # everything but KEEP_CAPS, each with its lock: noroot, no_setuid_fixup, keep_caps lock, no ambient
+)
 
 # name: (x86_64, aarch64)
 _NUMBERS = {

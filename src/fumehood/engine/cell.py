@@ -84,7 +84,9 @@ class Cell:
         self._control.setblocking(False)
         return self.is_ready and self._failure is None
 
-    def belong(self, *, sealed: bool, group: Group | None, receipt: Receipt, on_close: Callable[[], None] | None) -> None:
+    def belong(
+        self, *, sealed: bool, group: Group | None, receipt: Receipt, on_close: Callable[[], None] | None
+    ) -> None:
         self._sealed = sealed
         self._group = group
         self.receipt = receipt
@@ -213,10 +215,7 @@ class Cell:
         return True
 
     def _exited(self, end: frames.Exit) -> None:
-        if os.WIFSIGNALED(end.status):
-            code = 128 + os.WTERMSIG(end.status)
-        else:
-            code = os.WEXITSTATUS(end.status)
+        code = 128 + os.WTERMSIG(end.status) if os.WIFSIGNALED(end.status) else os.WEXITSTATUS(end.status)
         reason = self._reason(killed=os.WIFSIGNALED(end.status), flags=end.flags) if code else "ok"
         self._finish(Exited(code, reason, end.cpu_ns / 1e9, end.max_rss_bytes))
 
@@ -276,7 +275,7 @@ class Cell:
 
 
 def _widen(pipe: int) -> None:
-    import fcntl  # noqa: PLC0415 - only for large programs
+    import fcntl  # only for large programs
 
     try:
         fcntl.fcntl(pipe, _F_SETPIPE_SZ, _WANTED_PIPE_BYTES)

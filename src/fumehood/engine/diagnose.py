@@ -12,7 +12,9 @@ _APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 _DEBIAN = "/proc/sys/kernel/unprivileged_userns_clone"
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
-_USER_NAMESPACE_STEPS = frozenset({"namespaces", "clone", "unshare", "map_ids", "private_mounts", "no_nested_namespaces"})
+_USER_NAMESPACE_STEPS = frozenset(
+    {"namespaces", "clone", "unshare", "map_ids", "private_mounts", "no_nested_namespaces"}
+)
 _MOUNT_STEPS = frozenset({"open_trees", "new_root", "attach_trees", "enter_root", "private_tree", "uncover"})
 
 
@@ -25,8 +27,8 @@ def fix_for(step: str, number: int) -> str:
     if step in _USER_NAMESPACE_STEPS | _MOUNT_STEPS and number in (errno.EPERM, errno.EACCES):
         if _flag(_APPARMOR) == "1":
             return (
-                "AppArmor restricts unprivileged user namespaces here (Ubuntu's default): give this interpreter a profile "
-                "with the rule `userns,` in /etc/apparmor.d, or use SANDBOX_TYPE=docker"
+                "AppArmor restricts unprivileged user namespaces here (Ubuntu's default): give this interpreter a "
+                "profile with the rule `userns,` in /etc/apparmor.d, or use SANDBOX_TYPE=docker"
             )
         if any(os.path.exists(mark) for mark in _CONTAINER_MARKS):
             return (
@@ -35,17 +37,19 @@ def fix_for(step: str, number: int) -> str:
             )
         if _flag(_DEBIAN) == "0":
             return "unprivileged user namespaces are off: sysctl kernel.unprivileged_userns_clone=1"
-        return "a security policy of this host refuses user namespaces to this process; ask its administrator, or run as root"
+        return "a security policy of this host refuses user namespaces to this process; ask its administrator"
     if step in _USER_NAMESPACE_STEPS and number == errno.ENOSPC:
         return "the limit of user namespaces is reached or zero: raise sysctl user.max_user_namespaces"
     if step in ("proc", "root_proc"):
-        return "the outer /proc is masked, as in most containers: run the container with --security-opt systempaths=unconfined"
+        return "the outer /proc is masked, as in most containers: run it with --security-opt systempaths=unconfined"
     if number == errno.ENOSYS:
         return "this kernel lacks the call; Linux 5.12 or newer is needed for the sealed level"
     if step == "seccomp":
         return "this kernel or the surrounding sandbox refuses seccomp filters"
     if step == "landlock":
-        return "this kernel has no Landlock (CONFIG_SECURITY_LANDLOCK and lsm=landlock), so the host's files stay visible"
+        return (
+            "this kernel has no Landlock (CONFIG_SECURITY_LANDLOCK and lsm=landlock), so the host's files stay visible"
+        )
     return "see `fumehood doctor`"
 
 

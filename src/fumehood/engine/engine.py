@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable
-from ..types import LEVELS, Command, Level, Limits, Receipt
+from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from . import plan, receipt, seccomp
 from .cell import Cell
-from .cgroups import Home
+from .cgroups import Group, Home
 from .diagnose import errno_name, fix_for
 from .frames import Failure
 from .layout import Layout, discover
@@ -23,7 +23,7 @@ from .zygotes import SetupFailed, Zygote, ZygoteGone, close_all
 
 _READY_S = 15.0
 _ATTEMPTS = 3
-_OPTIONAL_STEPS = ("proc",)  # a cell can do without: then there is no /proc rather than the host's
+_READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
 
 @dataclass(slots=True)
@@ -36,7 +36,6 @@ class _Root:
     layout: Layout
     has_proc: bool = True
     landlock: int = 0
-    filtered: bool = False
     drops_root: bool = False
     failure: Failure | None = None  # why no stronger level
 
@@ -53,23 +52,32 @@ class Engine:
 
     def start(self, command: Command, limits: Limits, *, network: bool) -> Cell:
         """The program is on its way when this returns."""
-        for attempt in range(_ATTEMPTS):
-            root = self._root(network)
+        for _ in range(_ATTEMPTS):
+            root = self._known(network)
             try:
+                if root is None:
+                    return self._first(command, limits, network)
                 return self._start(root, command, limits, network)
-            except ZygoteGone as error:
-                self._drop(network, root)
-                if attempt == _ATTEMPTS - 1:
-                    raise EngineFailed(f"the engine's zygote keeps going away: {error}. Try again; see `fumehood doctor`") from error
+            except ZygoteGone:
+                if root is not None:
+                    self._drop(network, root)
             except SetupFailed as error:
                 raise EngineFailed(
                     f"a sandbox could not be made: {error.failure.step} failed with {errno_name(error.failure.errno)}; "
                     f"{fix_for(error.failure.step, error.failure.errno)}"
                 ) from error
-        raise AssertionError("unreachable")
+        raise EngineFailed("the engine's zygote keeps going away; see `fumehood doctor`, and try again")
 
     def check(self, limits: Limits, *, network: bool) -> Receipt:
-        return self._receipt(self._root(network), limits, network)
+        """Make a sandbox for real, if none was made yet, and say what it enforces."""
+        cell = self.start(Command(("python", "main.py"), b""), limits, network=network)
+        try:
+            while not isinstance(event := cell.read(_READY_S), Exited):
+                if event is None:
+                    raise EngineFailed(f"a sandbox did not answer in {_READY_S:.0f} s; the kernel may hang in a step")
+            return cell.receipt
+        finally:
+            cell.close()
 
     def close(self) -> None:
         with self._lock:
@@ -79,17 +87,22 @@ class Engine:
 
     # --- levels
 
-    def _root(self, network: bool) -> _Root:
-        root = self._roots.get(network)
-        if root is not None and self._owner == os.getpid():
-            return root
+    def _known(self, network: bool) -> _Root | None:
+        if self._owner != os.getpid():  # forked: the parent's zygotes are not ours
+            self._lock = threading.Lock()
+            self._roots = {}
+            self._owner = os.getpid()
+        return self._roots.get(network)
+
+    def _first(self, command: Command, limits: Limits, network: bool) -> Cell:
+        """The first execution is also the trial: a program is read only behind the last lock."""
         with self._lock:
-            if self._owner != os.getpid():  # forked: the parent's zygotes are not ours
-                self._roots.clear()
-                self._owner = os.getpid()
-            if network not in self._roots:
-                self._roots[network] = self._find(network)
-            return self._roots[network]
+            root = self._roots.get(network)
+            if root is None:
+                root, cell = self._find(command, limits, network)
+                self._roots[network] = root
+                return cell
+        return self._start(root, command, limits, network)
 
     def _drop(self, network: bool, root: _Root) -> None:
         with self._lock:
@@ -97,19 +110,18 @@ class Engine:
                 del self._roots[network]
         root.zygote.close()
 
-    def _find(self, network: bool) -> _Root:
+    def _find(self, command: Command, limits: Limits, network: bool) -> tuple[_Root, Cell]:
         wanted = tuple(reversed(LEVELS)) if self._isolation == "auto" else (self._isolation,)
         first: Failure | None = None
         for level in LEVELS[::-1]:
             if level not in wanted:
                 continue
-            if self._require is not None and LEVELS.index(level) < LEVELS.index(self._require):  # type: ignore[arg-type]
+            if self._require is not None and LEVELS.index(level) < LEVELS.index(self._require):
                 break
-            root = self._try(level, network)
-            if isinstance(root, _Root):
-                root.failure = first
-                return root
-            first = first or root
+            found = self._try(level, first, command, limits, network)
+            if not isinstance(found, Failure):
+                return found
+            first = first or found
         raise self._refusal(first)
 
     def _refusal(self, failure: Failure | None) -> IsolationUnavailable:
@@ -128,8 +140,10 @@ class Engine:
             fix=fix,
         )
 
-    def _try(self, level: Level, network: bool) -> _Root | Failure:
-        """Every step for real, an empty program included."""
+    def _try(
+        self, level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
+    ) -> tuple[_Root, Cell] | Failure:
+        """Every step for real."""
         layout = discover()
         zygote_plan = plan.plan_zygote(level, layout, _caller(), _resolv_conf() if network else "")
         blueprint = {
@@ -140,68 +154,72 @@ class Engine:
         if level != "process" and not seccomp.supported(os.uname().machine):
             return Failure("seccomp", 0, f"no table of system calls for {os.uname().machine}")
         try:
-            root = _Root(level, Zygote(layout.executable, blueprint), zygote_plan, layout)
+            zygote = Zygote(layout.executable, blueprint)
         except SetupFailed as error:
             return error.failure
+        root = _Root(level, zygote, zygote_plan, layout, failure=failure)
         if level != "sealed":
             root.drops_root = _caller().is_root and _others_can_run(layout.executable)
-            root.filtered = level == "confined"
-            root.landlock = 1 if level == "confined" else 0
-        failure = self._trial(root, network)
-        if failure is not None and failure.step in _OPTIONAL_STEPS:
-            root.has_proc = False
-            failure = self._trial(root, network)
-        if failure is not None and failure.step == "landlock":
-            root.landlock = 0
-            failure = self._trial(root, network)
-        if failure is not None:
+        if level == "confined":
+            root.landlock = zygote.landlock_abi
+        try:
+            return self._prove(root, command, limits, network)
+        except BaseException:
+            zygote.close()
+            raise
+
+    def _prove(self, root: _Root, command: Command, limits: Limits, network: bool) -> tuple[_Root, Cell] | Failure:
+        while True:
+            cell = None
+            try:
+                cell = self._start(root, command, limits, network)
+                if cell.wait_ready(_READY_S):
+                    return root, cell
+                failure = cell.failure
+            except SetupFailed as error:
+                failure = error.failure
+            if cell is not None:
+                cell.close()
+            if failure is None:
+                raise EngineFailed(
+                    f"a sandbox did not answer in {_READY_S:.0f} s; the kernel may hang in one of the steps"
+                )
+            if failure.step == "proc" and root.has_proc:
+                root.has_proc = False  # rather none than the host's
+                continue
             root.zygote.close()
             return failure
-        return root
-
-    def _trial(self, root: _Root, network: bool) -> Failure | None:
-        command = Command(("python", "main.py"), b"")
-        try:
-            cell = self._start(root, command, Limits(), network)
-        except SetupFailed as error:
-            return error.failure
-        except ZygoteGone as error:
-            raise EngineFailed(f"the zygote ended in its trial: {error}") from error
-        try:
-            end = cell.read(_READY_S)
-            if cell.failure is not None:
-                return cell.failure
-            if end is None:
-                raise EngineFailed("a trial sandbox did not answer; the kernel may hang in one of the steps")
-            return None
-        finally:
-            cell.close()
 
     # --- one cell
 
     def _start(self, root: _Root, command: Command, limits: Limits, network: bool) -> Cell:
-        release: Callable[[], None] | None = None
+        release: Callable[[Group | None], None] | None = None
         if root.level == "sealed":
             home, tmp, links = plan.HOME, plan.TMP, plan.LINKS
             order = _sealed_order(root.plan, limits, network, root.has_proc, _watched(root.zygote))
         else:
-            from . import private  # noqa: PLC0415 - tempfile and shutil would cost every sealed first call
+            from . import private  # tempfile and shutil would cost every sealed first call
 
             directory = private.make(root.layout, plan.UNPRIVILEGED_ID if root.drops_root else None)
             home, tmp, links = f"{directory}/home", f"{directory}/tmp", f"{directory}/bin"
             order = self._open_order(root, limits, network, directory)
-            release = functools.partial(private.remove, directory)
+
+            def release(group: Group | None) -> None:
+                if group is not None:
+                    group.kill(root.zygote.pids)
+                private.remove(directory)
+
         try:
             cell, group = root.zygote.make_cell(order, limits)
         except BaseException:
             if release is not None:
-                release()
+                release(None)
             raise
         cell.belong(
             sealed=root.level == "sealed",
             group=group,
             receipt=self._receipt(root, limits, network),
-            on_close=release,
+            on_close=functools.partial(release, group) if release is not None else None,
         )
         environment = plan.environment(root.layout, home, tmp, links, _cores())
         cell.feed(_program(command, environment), command.stdin)
@@ -209,13 +227,20 @@ class Engine:
 
     def _open_order(self, root: _Root, limits: Limits, network: bool, directory: str) -> bytes:
         counted = isinstance(root.zygote.home, Home) and "pids" in root.zygote.home.directories
-        readable = (*root.layout.trees, *root.layout.devices, "/proc", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf")
+        readable = (
+            *root.layout.trees,
+            *root.layout.devices,
+            "/proc",
+            "/etc/hosts",
+            "/etc/nsswitch.conf",
+            "/etc/resolv.conf",
+        )
         cell = plan.plan_open_cell(
             root.level,
             _caller(),
             limits,
             directory,
-            seccomp=_filter(network) if root.filtered else None,
+            seccomp=_filter(network) if root.level == "confined" else None,
             readable=readable,
             drop_root=root.drops_root,
             landlock=bool(root.landlock),
@@ -229,7 +254,7 @@ class Engine:
         return _cached_receipt(
             root.level,
             network,
-            root.filtered or root.level == "sealed",
+            root.level != "process",
             root.landlock,
             root.has_proc,
             caller.is_root and (root.level == "sealed" or root.drops_root),

@@ -1,4 +1,4 @@
-"""What a cell and its zygote tell the host, over a socket that no program ever holds. One datagram each, fixed shapes."""
+"""What a cell and its zygote tell the host over a socket that no program ever holds. Datagrams of fixed shapes."""
 
 from __future__ import annotations
 
@@ -50,6 +50,14 @@ def failed(step: str, errno: int, detail: str) -> bytes:
 def parse_failure(frame: bytes) -> Failure:
     step, errno, detail = marshal.loads(frame[1:])
     return Failure(str(step), int(errno), str(detail))
+
+
+def up(landlock_abi: int) -> bytes:
+    return UP + bytes([landlock_abi])
+
+
+def parse_up(frame: bytes) -> int:
+    return frame[1]
 
 
 def pid(number: int) -> bytes:

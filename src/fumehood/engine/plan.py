@@ -151,7 +151,7 @@ def plan_open_cell(
     landlock: bool,
     counted: bool,
 ) -> CellPlan:
-    """Levels `confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside."""
+    """`confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside."""
     steps: list[Step] = []
     if caller.is_root and drop_root:
         steps.append(("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID))
@@ -214,4 +214,3 @@ def _park(path: str, parked: dict[str, str]) -> str:
         return parked.setdefault(path, f"{_PARKED}/{len(parked)}")
     place = parked.setdefault(parent, f"{_PARKED}/{len(parked)}")
     return f"{place}/{os.path.basename(path)}"
-

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..types import Axis, Level, Limits, Receipt
 from .cgroups import Home, Unavailable
-from .diagnose import errno_name
+from .diagnose import errno_name, fix_for
 from .frames import Failure
 
 
@@ -39,9 +39,7 @@ def _explain(axis: Axis, enforced: Enforced) -> Axis:
     """Where a whole level is missing, every weaker axis says which step failed."""
     if enforced.failure is None or axis.step is not None or axis.level == "sealed":
         return axis
-    return replace(
-        axis, step=enforced.failure.step, errno=errno_name(enforced.failure.errno), fix=enforced.fix
-    )
+    return replace(axis, step=enforced.failure.step, errno=errno_name(enforced.failure.errno), fix=enforced.fix)
 
 
 def _sealed_axes(enforced: Enforced) -> dict[str, Axis]:
@@ -53,7 +51,9 @@ def _sealed_axes(enforced: Enforced) -> dict[str, Axis]:
         "files": Axis("sealed", "own root: read-only binds of the interpreter and the system, private tmpfs"),
         "network": network,
         "processes": Axis("sealed", f"own pid namespace, {proc}"),
-        "ipc": Axis("sealed", "own ipc namespace" + ("" if enforced.network else ", abstract sockets by network namespace")),
+        "ipc": Axis(
+            "sealed", "own ipc namespace" + ("" if enforced.network else ", abstract sockets by network namespace")
+        ),
         "syscalls": Axis("sealed", "seccomp allow-list"),
         "privileges": Axis("sealed", "own user namespace, no capabilities, no_new_privs"),
         "disk": Axis("sealed", "one tmpfs, size and inodes bounded; RLIMIT_FSIZE"),
@@ -63,16 +63,25 @@ def _sealed_axes(enforced: Enforced) -> dict[str, Axis]:
 def _open_axes(enforced: Enforced) -> dict[str, Axis]:
     confined = enforced.level == "confined"
     files = Axis("none", "private working directory only; the host's files are visible")
+    if confined and not enforced.landlock:
+        files = replace(files, step="landlock", errno="ENOSYS", fix=fix_for("landlock", 0))
     if enforced.landlock:
-        files = Axis("confined", f"Landlock ABI {enforced.landlock}: interpreter and system read-only, private directory")
+        files = Axis("confined", f"Landlock ABI {enforced.landlock}: interpreter and system read-only, own directory")
     no_inet = enforced.seccomp and not enforced.network
+    Axis("none", "the host's network")
+    if no_inet:
+        Axis("confined", "seccomp: local sockets only")
     scoped = "; abstract sockets scoped by Landlock" if enforced.landlock >= 6 else ""
-    identity = "unprivileged user" if enforced.became_unprivileged or not enforced.is_root else "root without capabilities"
+    identity = (
+        "unprivileged user" if enforced.became_unprivileged or not enforced.is_root else "root without capabilities"
+    )
     if enforced.is_root and not enforced.became_unprivileged and not confined:
         identity = "root"
     return {
         "files": files,
-        "network": Axis("confined", "seccomp: local sockets only" + scoped) if no_inet else Axis("none", "the host's network"),
+        "network": Axis("confined", "seccomp: local sockets only" + scoped)
+        if no_inet
+        else Axis("none", "the host's network"),
         "processes": Axis("process", "own session, orphans adopted and killed"),
         "ipc": Axis("none", "the host's System V and POSIX objects" + scoped),
         "syscalls": Axis("confined", "seccomp allow-list") if enforced.seccomp else Axis("none", "every system call"),
@@ -102,6 +111,6 @@ def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:
     if isinstance(groups, Home) and "pids" in groups.directories:
         return replace(axis, mechanism=f"{axis.mechanism}; {groups.mechanism}, at most {limits.processes}")
     if enforced.level == "sealed":
-        return replace(axis, mechanism=f"{axis.mechanism}; RLIMIT_NPROC in its own user namespace, at most {limits.processes}")
+        return replace(axis, mechanism=f"{axis.mechanism}; RLIMIT_NPROC, at most {limits.processes}")
     reason = groups.missing["pids"] if isinstance(groups, Home) else groups
     return replace(axis, step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)

@@ -38,12 +38,12 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the program has ended. The caller exits."""
-        interval = _TICK_S if self._memory else None
         while True:
-            if interval is None:
+            info: signal.struct_siginfo | None
+            if self._memory is None:
                 info = signal.sigwaitinfo(WATCHED)
             else:
-                info = signal.sigtimedwait(WATCHED, interval)  # type: ignore[assignment]
+                info = signal.sigtimedwait(WATCHED, _TICK_S)
                 self._watch()
             if info is None:
                 continue

@@ -46,13 +46,13 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     gc.freeze()
-    control.send(frames.UP)
+    control.send(frames.up(_landlock_abi()))
     _serve(control, host)
 
 
 def _move_into_namespaces(control: socket.socket, flags: int) -> None:
     try:
-        pid, pidfd = sys_calls.clone(flags | sys_calls.CLONE_PARENT)
+        pid, _ = sys_calls.clone(flags | sys_calls.CLONE_PARENT)
     except OSError as error:
         control.send(frames.failed("namespaces", error.errno or 0, str(error)))
         os._exit(1)
@@ -67,6 +67,13 @@ def _find_packages(blueprint: dict[str, Any]) -> None:
     site.main()
     for directory in blueprint["packages"]:
         site.addsitedir(directory)
+
+
+def _landlock_abi() -> int:
+    try:
+        return sys_calls.landlock_abi()
+    except OSError:
+        return 0
 
 
 def _forget_ourselves() -> None:
@@ -99,9 +106,9 @@ def _serve(control: socket.socket, host: int) -> NoReturn:
 
 
 def _import_common() -> None:
-    import linecache  # noqa: F401, PLC0415
-    import threading  # noqa: F401, PLC0415
-    import traceback  # noqa: F401, PLC0415
+    import linecache  # noqa: F401
+    import threading  # noqa: F401
+    import traceback  # noqa: F401
 
     gc.freeze()
 

@@ -42,6 +42,7 @@ class Zygote:
         self._lock = threading.Lock()
         self._groups: list[Group] = []
         self._pid = 0
+        self.landlock_abi = 0
         self.home: Home | Unavailable = find_home()
         self._socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)
@@ -142,6 +143,7 @@ class Zygote:
                 os.waitpid(self._launcher, 0)
                 self._launcher = self._pid
             elif kind == frames.UP:
+                self.landlock_abi = frames.parse_up(frame)
                 self._socket.settimeout(None)
                 return
             elif kind == frames.FAILED:
@@ -196,7 +198,6 @@ def _after_fork() -> None:
     for zygote in list(_alive):
         zygote.abandon()
     _alive.clear()
-
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -34,10 +34,7 @@ def run(supervisor: int, workspace: str, flush_c: Callable[[], None]) -> NoRetur
         order: dict[str, Any] = marshal.loads(body)
         del body
         _settle(order, workspace)
-        if order["inline"]:
-            code = _run_python(order["script"], order["argv"])
-        else:
-            code = _run_command(order)
+        code = _run_python(order["script"], order["argv"]) if order["inline"] else _run_command(order)
         _end(code, supervisor, flush_c)
     except BaseException as error:
         os.write(2, f"fumehood: the program could not be started: {error!r}\n".encode())
@@ -96,8 +93,8 @@ def _show(error: BaseException, source: bytes) -> None:
             return
         except Exception as broken:
             print(f"Error in sys.excepthook: {broken!r}", file=sys.stderr)
-    import linecache  # noqa: PLC0415 - in every zygote already; not worth its time in the first call
-    import traceback  # noqa: PLC0415
+    import linecache  # in every zygote already; not worth its time in the first call
+    import traceback
 
     lines = source.decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[_MAIN] = (len(source), None, lines, _MAIN)
