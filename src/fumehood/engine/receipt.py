@@ -67,21 +67,16 @@ def _open_axes(enforced: Enforced) -> dict[str, Axis]:
         files = replace(files, step="landlock", errno="ENOSYS", fix=fix_for("landlock", 0))
     if enforced.landlock:
         files = Axis("confined", f"Landlock ABI {enforced.landlock}: interpreter and system read-only, own directory")
-    no_inet = enforced.seccomp and not enforced.network
-    Axis("none", "the host's network")
-    if no_inet:
-        Axis("confined", "seccomp: local sockets only")
+    network = Axis("none", "the host's network")
+    if enforced.seccomp and not enforced.network:
+        network = Axis("confined", "seccomp: local sockets only")
     scoped = "; abstract sockets scoped by Landlock" if enforced.landlock >= 6 else ""
-    identity = (
-        "unprivileged user" if enforced.became_unprivileged or not enforced.is_root else "root without capabilities"
-    )
-    if enforced.is_root and not enforced.became_unprivileged and not confined:
-        identity = "root"
+    identity = "unprivileged user"
+    if enforced.is_root and not enforced.became_unprivileged:
+        identity = "root without capabilities" if confined else "root"
     return {
         "files": files,
-        "network": Axis("confined", "seccomp: local sockets only" + scoped)
-        if no_inet
-        else Axis("none", "the host's network"),
+        "network": network,
         "processes": Axis("process", "own session, orphans adopted and killed"),
         "ipc": Axis("none", "the host's System V and POSIX objects" + scoped),
         "syscalls": Axis("confined", "seccomp allow-list") if enforced.seccomp else Axis("none", "every system call"),
