@@ -3,6 +3,7 @@
 import csv
 import sys
 from collections import defaultdict
+from itertools import pairwise
 from statistics import mean
 
 totals = defaultdict(float)
@@ -11,7 +12,7 @@ with open("sales.csv", newline="") as table:
         totals[row["month"]] += float(row["revenue"])
 
 months = sorted(totals)
-growth = mean(totals[b] / totals[a] - 1 for a, b in zip(months, months[1:], strict=False))
+growth = mean(totals[b] / totals[a] - 1 for a, b in pairwise(months))
 print(f"{len(months)} months, {sum(totals.values()):,.0f} in all, {growth:+.1%} a month on average", file=sys.stderr)
 for month in months:
     print(f"  {month}  {'█' * round(totals[month] / 100)} {totals[month]:,.0f}", file=sys.stderr)

@@ -19,7 +19,7 @@ from fumehood import __version__, errors
 from fumehood.backends import fake
 from fumehood.backends.fake import Reply
 from fumehood.cli import run
-from fumehood.cli.main import EXIT_CODES, main
+from fumehood.cli.main import COMMANDS, EXIT_CODES, main
 from fumehood.types import ExecutionResult
 
 Run = Callable[..., tuple[int, str, str]]
@@ -95,11 +95,19 @@ class TestMain:
         done = process("--version")
         assert (done.returncode, done.stdout) == (0, f"fumehood {__version__}\n")
 
-    def test_help_loads_neither_the_library_nor_asyncio(self) -> None:
-        code = "import sys; from fumehood.cli.main import main; main(['--help']); print(sorted(sys.modules))"
+    @pytest.mark.parametrize("words", [["--help"], ["run"], ["run", "-c", "1", "--timeout", "x"]])
+    def test_help_and_usage_errors_load_neither_the_library_nor_asyncio(self, words: list[str]) -> None:
+        code = f"import sys; from fumehood.cli.main import main; main({words}); print(*sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-        loaded = set(eval(done.stdout.splitlines()[-1]))
-        assert not loaded & {"asyncio", "subprocess", "yaml", "importlib.metadata", "fumehood.api", "fumehood.engine"}
+        loaded = set(done.stdout.splitlines()[-1].split())
+        assert not loaded & {"asyncio", "subprocess", "yaml", "fumehood.api", "fumehood.engine"}
+        assert words == ["--help"] or "fumehood.records" not in loaded
+
+    def test_every_command_is_in_the_module_that_the_table_names(self, cli: Run) -> None:
+        for command in COMMANDS:
+            code, out, _ = cli(command, "--help")
+            assert code == 0
+            assert f"fumehood {command}" in out
 
     def test_a_defect_of_ours_is_125_and_not_the_programs_1(self, cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run, "_program", lambda _: 1 / 0)

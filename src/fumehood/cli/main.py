@@ -8,11 +8,22 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 
 from .. import __version__, errors
-from . import doctor, history, run, settings, terminal
+from . import run, terminal
 
 USAGE, ENGINE_FAILED, BAD_CONFIGURATION = 2, 125, 78
+
+# Command: the module that has it, imported when it is named.
+COMMANDS = {
+    "run": "run",
+    "doctor": "doctor",
+    "history": "history",
+    "show": "history",
+    "verify": "history",
+    "config": "settings",
+}
 
 # The first row that matches decides.
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -27,7 +38,8 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """The parser of one command, or of all where `command` is none."""
     parser = argparse.ArgumentParser(
         prog="fumehood",
         description="Run code that an agent wrote, sealed off from this machine.",
@@ -35,8 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fumehood {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in (run, doctor, history, settings):
-        module.add_parsers(subparsers)
+    modules = [COMMANDS[command]] if command in COMMANDS else dict.fromkeys(COMMANDS.values())
+    for module in modules:
+        import_module(f".{module}", __package__).add_parsers(subparsers)
     return parser
 
 
@@ -55,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     own, passed_on = _split(words)
-    parser = build_parser()
+    parser = build_parser(own[0] if own else "")
     if not own:
         parser.print_help(sys.stderr)
         return USAGE
