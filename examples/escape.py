@@ -8,10 +8,14 @@ def read_passwords():
     return open("/etc/shadow").read(20)
 
 
-def list_home_directories():
-    homes = [f"{top}/{name}" for top in ("/home", "/Users") if os.path.isdir(top) for name in os.listdir(top)]
-    homes += ["/root"] * os.path.isdir("/root/.config")
-    return homes or held("no home directory to be seen")
+def look_into_home_directories():
+    personal = {".bashrc", ".profile", ".ssh", ".config", ".bash_history", "Documents"}
+    homes = [
+        "/root",
+        *(f"{top}/{name}" for top in ("/home", "/Users") if os.path.isdir(top) for name in os.listdir(top)),
+    ]
+    found = [f"{home}/{name}" for home in homes if os.access(home, os.R_OK) for name in personal & {*os.listdir(home)}]
+    return found or held("nobody's files are there")
 
 
 def see_other_processes():
@@ -53,7 +57,7 @@ def held(why):
 through = 0
 for attempt in (
     read_passwords,
-    list_home_directories,
+    look_into_home_directories,
     see_other_processes,
     reach_the_network,
     write_to_the_system,
