@@ -1,11 +1,12 @@
-"""Tries to get out, in ways that do no harm where they succeed. Run it with: fumehood run examples/escape.py"""
+"""Tries to get out. Run it with: fumehood run --require sealed examples/escape.py"""
 
 import os
 import socket
 
 
 def read_passwords():
-    return open("/etc/shadow").read(20)
+    with open("/etc/shadow"):
+        return "the file opens"
 
 
 def look_into_home_directories():
@@ -29,9 +30,9 @@ def reach_the_network():
 
 
 def write_to_the_system():
-    with open("/usr/fumehood-was-here", "x"):
-        os.unlink("/usr/fumehood-was-here")
-    return "wrote to /usr"
+    if os.access("/usr", os.W_OK):  # asked, not done: nothing of the host's is to change if this runs unsealed
+        return "/usr can be written"
+    return held("nothing there can be written")
 
 
 def read_the_environment():
