@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # importing typing costs more than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from .api import OneShot, get_sandbox
     from .errors import (
         BackendError,

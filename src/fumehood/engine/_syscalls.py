@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import struct
 
 # PyDLL keeps the GIL: a raw clone must not run while another thread could take it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _python = ctypes.pythonapi
-_MACHINE = platform.machine()
-_X86 = _MACHINE == "x86_64"
+_X86 = os.uname().machine == "x86_64"
 
 CLONE_PARENT = 0x00008000
 _CLONE_PIDFD = 0x00001000

@@ -10,7 +10,7 @@ import errno
 import os
 import select
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..types import Limits
 
@@ -19,15 +19,13 @@ _CONTROLLERS = ("memory", "pids")
 _NO_FIX = "run as a user with a delegated cgroup: systemd-run --user --scope -p Delegate=yes …"
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(NamedTuple):
     step: str
     errno: int
     fix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(NamedTuple):
     """Where our groups go: one directory for each controller we got."""
 
     version: int

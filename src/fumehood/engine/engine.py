@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import atexit
 import functools
-import marshal
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
-from . import plan, receipt, seccomp
 from .cell import Cell
-from .cgroups import Group, Home
+from .cgroups import Group
 from .diagnose import errno_name, fix_for
 from .frames import Failure
-from .layout import Layout, discover
-from .zygotes import SetupFailed, Zygote, ZygoteGone, close_all
+from .root import Root
+from .zygotes import SetupFailed, ZygoteGone, close_all
 
 _READY_S = 15.0
 _ATTEMPTS = 3
-_READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
-
-
-@dataclass(slots=True)
-class _Root:
-    """A zygote that works, and what was learned when it was tried."""
-
-    level: Level
-    zygote: Zygote
-    plan: plan.ZygotePlan
-    layout: Layout
-    has_proc: bool = True
-    landlock: int = 0
-    drops_root: bool = False
-    failure: Failure | None = None  # why no stronger level
 
 
 class Engine:
@@ -47,7 +29,7 @@ class Engine:
         self._isolation = isolation
         self._require = require
         self._lock = threading.Lock()
-        self._roots: dict[bool, _Root] = {}  # by whether the host's network is wanted
+        self._roots: dict[bool, Root] = {}  # by whether the host's network is wanted
         self._owner = os.getpid()
 
     def start(self, command: Command, limits: Limits, *, network: bool) -> Cell:
@@ -57,7 +39,7 @@ class Engine:
             try:
                 if root is None:
                     return self._first(command, limits, network)
-                return self._start(root, command, limits, network)
+                return _start(root, command, limits)
             except ZygoteGone:
                 if root is not None:
                     self._drop(network, root)
@@ -69,7 +51,7 @@ class Engine:
         raise EngineFailed("the engine's zygote keeps going away; see `fumehood doctor`, and try again")
 
     def check(self, limits: Limits, *, network: bool) -> Receipt:
-        """Make a sandbox for real, if none was made yet, and say what it enforces."""
+        """Make a sandbox for real and say what it enforces."""
         cell = self.start(Command(("python", "main.py"), b""), limits, network=network)
         try:
             while not isinstance(event := cell.read(_READY_S), Exited):
@@ -79,15 +61,9 @@ class Engine:
         finally:
             cell.close()
 
-    def close(self) -> None:
-        with self._lock:
-            for root in self._roots.values():
-                root.zygote.close()
-            self._roots.clear()
-
     # --- levels
 
-    def _known(self, network: bool) -> _Root | None:
+    def _known(self, network: bool) -> Root | None:
         if self._owner != os.getpid():  # forked: the parent's zygotes are not ours
             self._lock = threading.Lock()
             self._roots = {}
@@ -102,23 +78,22 @@ class Engine:
                 root, cell = self._find(command, limits, network)
                 self._roots[network] = root
                 return cell
-        return self._start(root, command, limits, network)
+        return _start(root, command, limits)
 
-    def _drop(self, network: bool, root: _Root) -> None:
+    def _drop(self, network: bool, root: Root) -> None:
         with self._lock:
             if self._roots.get(network) is root:
                 del self._roots[network]
         root.zygote.close()
 
-    def _find(self, command: Command, limits: Limits, network: bool) -> tuple[_Root, Cell]:
-        wanted = tuple(reversed(LEVELS)) if self._isolation == "auto" else (self._isolation,)
+    def _find(self, command: Command, limits: Limits, network: bool) -> tuple[Root, Cell]:
         first: Failure | None = None
-        for level in LEVELS[::-1]:
-            if level not in wanted:
+        for level in reversed(LEVELS):
+            if self._isolation not in ("auto", level):
                 continue
             if self._require is not None and LEVELS.index(level) < LEVELS.index(self._require):
                 break
-            found = self._try(level, first, command, limits, network)
+            found = _try(level, first, command, limits, network)
             if not isinstance(found, Failure):
                 return found
             first = first or found
@@ -140,233 +115,82 @@ class Engine:
             fix=fix,
         )
 
-    def _try(
-        self, level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
-    ) -> tuple[_Root, Cell] | Failure:
-        """Every step for real."""
-        layout = discover()
-        zygote_plan = plan.plan_zygote(level, layout, _caller(), _resolv_conf() if network else "")
-        blueprint = {
-            "flags": zygote_plan.flags,
-            "steps": zygote_plan.steps,
-            "packages": layout.user_packages,
-        }
-        if level != "process" and not seccomp.supported(os.uname().machine):
-            return Failure("seccomp", 0, f"no table of system calls for {os.uname().machine}")
-        try:
-            zygote = Zygote(layout.executable, blueprint)
-        except SetupFailed as error:
-            return error.failure
-        root = _Root(level, zygote, zygote_plan, layout, failure=failure)
-        if level != "sealed":
-            root.drops_root = _caller().is_root and _others_can_run(layout.executable)
-        if level == "confined":
-            root.landlock = zygote.landlock_abi
-        try:
-            return self._prove(root, command, limits, network)
-        except BaseException:
-            zygote.close()
-            raise
 
-    def _prove(self, root: _Root, command: Command, limits: Limits, network: bool) -> tuple[_Root, Cell] | Failure:
-        while True:
-            cell = None
-            try:
-                cell = self._start(root, command, limits, network)
-                if cell.wait_ready(_READY_S):
-                    return root, cell
-                failure = cell.failure
-            except SetupFailed as error:
-                failure = error.failure
-            if cell is not None:
-                cell.close()
-            if failure is None:
-                raise EngineFailed(
-                    f"a sandbox did not answer in {_READY_S:.0f} s; the kernel may hang in one of the steps"
-                )
-            if failure.step == "proc" and root.has_proc:
-                root.has_proc = False  # rather none than the host's
-                continue
-            root.zygote.close()
+def _try(
+    level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
+) -> tuple[Root, Cell] | Failure:
+    """Every step for real."""
+    try:
+        root = Root(level, network, failure)
+    except SetupFailed as error:
+        return error.failure
+    try:
+        outcome = _prove(root, command, limits)
+    except BaseException:
+        root.zygote.close()
+        raise
+    if isinstance(outcome, Failure):
+        root.zygote.close()
+        return outcome
+    return root, outcome
+
+
+def _prove(root: Root, command: Command, limits: Limits) -> Cell | Failure:
+    while True:
+        cell = None
+        try:
+            cell = _start(root, command, limits)
+            if cell.wait_ready(_READY_S):
+                return cell
+            failure = cell.failure
+        except SetupFailed as error:
+            failure = error.failure
+        if cell is not None:
+            cell.close()
+        if failure is None:
+            raise EngineFailed(f"a sandbox did not answer in {_READY_S:.0f} s; the kernel may hang in a step")
+        if not root.can_do_without(failure.step):
             return failure
 
-    # --- one cell
 
-    def _start(self, root: _Root, command: Command, limits: Limits, network: bool) -> Cell:
-        release: Callable[[Group | None], None] | None = None
-        if root.level == "sealed":
-            home, tmp, links = plan.HOME, plan.TMP, plan.LINKS
-            order = _sealed_order(root.plan, limits, network, root.has_proc, _watched(root.zygote))
-        else:
-            from . import private  # tempfile and shutil would cost every sealed first call
+def _start(root: Root, command: Command, limits: Limits) -> Cell:
+    directory: str | None = None
+    release: Callable[[Group | None], None] | None = None
+    if root.level != "sealed":
+        from . import private  # tempfile and shutil would cost every sealed first call
 
-            directory = private.make(root.layout, plan.UNPRIVILEGED_ID if root.drops_root else None)
-            home, tmp, links = f"{directory}/home", f"{directory}/tmp", f"{directory}/bin"
-            order = self._open_order(root, limits, network, directory)
+        directory = private.make(root.layout, root.owner)
 
-            def release(group: Group | None) -> None:
-                if group is not None:
-                    group.kill(root.zygote.pids)
-                private.remove(directory)
+        def release(group: Group | None) -> None:
+            if group is not None:
+                group.kill(root.zygote.pids)
+            private.remove(directory)
 
-        try:
-            cell, group = root.zygote.make_cell(order, limits)
-        except BaseException:
-            if release is not None:
-                release(None)
-            raise
-        cell.belong(
-            sealed=root.level == "sealed",
-            group=group,
-            receipt=self._receipt(root, limits, network),
-            on_close=functools.partial(release, group) if release is not None else None,
-        )
-        environment = plan.environment(root.layout, home, tmp, links, _cores())
-        cell.feed(_program(command, environment), command.stdin)
-        return cell
-
-    def _open_order(self, root: _Root, limits: Limits, network: bool, directory: str) -> bytes:
-        counted = isinstance(root.zygote.home, Home) and "pids" in root.zygote.home.directories
-        readable = (
-            *root.layout.trees,
-            *root.layout.devices,
-            "/proc",
-            "/etc/hosts",
-            "/etc/nsswitch.conf",
-            "/etc/resolv.conf",
-        )
-        cell = plan.plan_open_cell(
-            root.level,
-            _caller(),
-            limits,
-            directory,
-            seccomp=_filter(network) if root.level == "confined" else None,
-            readable=readable,
-            drop_root=root.drops_root,
-            landlock=bool(root.landlock),
-            counted=counted,
-        )
-        return _order(cell, limits, sealed=False, watch=_watched(root.zygote))
-
-    def _receipt(self, root: _Root, limits: Limits, network: bool) -> Receipt:
-        caller = _caller()
-        failure = root.failure
-        return _cached_receipt(
-            root.level,
-            network,
-            root.level != "process",
-            root.landlock,
-            root.has_proc,
-            caller.is_root and (root.level == "sealed" or root.drops_root),
-            caller.is_root,
-            _Same(root.zygote.home),
-            "sealed" if self._isolation == "auto" else self._isolation,
-            failure,
-            limits,
-        )
-
-
-class _Same:
-    """A cache key by identity, for what cannot be hashed."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_receipt(
-    level: Level,
-    network: bool,
-    filtered: bool,
-    landlock: int,
-    own_proc: bool,
-    became_unprivileged: bool,
-    is_root: bool,
-    groups: _Same,
-    wanted: Level,
-    failure: Failure | None,
-    limits: Limits,
-) -> Receipt:
-    fix = fix_for(failure.step, failure.errno) if failure is not None else None
-    enforced = receipt.Enforced(
-        level, network, filtered, landlock, own_proc, became_unprivileged, is_root, groups.value, wanted, failure, fix
+    try:
+        cell, group = root.zygote.make_cell(root.order(limits, directory), limits)
+    except BaseException:
+        if release is not None:
+            release(None)
+        raise
+    cell.belong(
+        sealed=root.level == "sealed",
+        group=group,
+        receipt=root.receipt(limits),
+        on_close=functools.partial(release, group) if release is not None else None,
     )
-    return receipt.write(enforced, limits)
-
-
-@functools.lru_cache(maxsize=64)
-def _sealed_order(zygote: plan.ZygotePlan, limits: Limits, network: bool, has_proc: bool, watch: bool) -> bytes:
-    cell = plan.plan_sealed_cell(_caller(), zygote, limits, _filter(True), network=network, has_proc=has_proc)
-    return _order(cell, limits, sealed=True, watch=watch)
-
-
-def _order(cell: plan.CellPlan, limits: Limits, *, sealed: bool, watch: bool) -> bytes:
-    return marshal.dumps(
-        {
-            "flags": cell.flags,
-            "cell_steps": cell.cell_steps,
-            "program_steps": cell.program_steps,
-            "workspace": cell.workspace,
-            "sealed": sealed,
-            "disk": cell.disk,
-            "watch_memory": limits.memory_bytes if watch else None,
-            "processes": limits.processes,
-        }
-    )
+    cell.feed(_program(command, root.environment(directory)), command.stdin)
+    return cell
 
 
 def _program(command: Command, environment: Mapping[str, str]) -> dict[str, Any]:
-    inline = command.script is not None and command.argv[0] == "python"
     return {
         "argv": list(command.argv),
         "script": command.script,
-        "inline": inline,
+        "inline": command.script is not None and command.argv[0] == "python",
         "env": {**environment, **command.env},
         "files": dict(command.files),
         "cpu_s": int(command.cpu_s) + 1 if command.cpu_s else 0,
     }
-
-
-@functools.cache
-def _filter(can_open_network: bool) -> bytes:
-    return seccomp.compile_filter(os.uname().machine, can_open_network=can_open_network)
-
-
-@functools.cache
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _caller() -> plan.Caller:
-    return plan.Caller(os.geteuid(), os.getegid())
-
-
-def _watched(zygote: Zygote) -> bool:
-    return not (isinstance(zygote.home, Home) and "memory" in zygote.home.directories)
-
-
-def _resolv_conf() -> str:
-    try:
-        with open("/etc/resolv.conf") as file:
-            return file.read(4096)
-    except OSError:
-        return ""
-
-
-def _others_can_run(executable: str) -> bool:
-    """Whether a user without rights could still start this interpreter: pyenv beneath /root cannot be."""
-    path = os.path.realpath(executable)
-    while path != "/":
-        if not os.stat(path).st_mode & 0o001:
-            return False
-        path = os.path.dirname(path)
-    return True
 
 
 _engines: dict[tuple[str, str | None], Engine] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import marshal
 import struct
-from dataclasses import dataclass
 
 BORN = b"B"  # with the pidfd of the cell's first process
 READY = b"R"  # locked; the program comes next
@@ -20,19 +19,23 @@ _PID = struct.Struct("<I")
 DISK_FULL, MEMORY_KILL, PROCESSES_HIT = 1, 2, 4
 
 
-@dataclass(frozen=True, slots=True)
 class Exit:
-    status: int  # as wait() gives it
-    cpu_ns: int
-    max_rss_bytes: int
-    flags: int
+    __slots__ = ("cpu_ns", "flags", "max_rss_bytes", "status")
+
+    def __init__(self, status: int, cpu_ns: int, max_rss_bytes: int, flags: int):
+        self.status = status  # as wait() gives it
+        self.cpu_ns = cpu_ns
+        self.max_rss_bytes = max_rss_bytes
+        self.flags = flags
 
 
-@dataclass(frozen=True, slots=True)
 class Failure:
-    step: str
-    errno: int
-    detail: str
+    __slots__ = ("detail", "errno", "step")
+
+    def __init__(self, step: str, errno: int, detail: str):
+        self.step = step
+        self.errno = errno
+        self.detail = detail
 
 
 def exited(status: int, cpu_ns: int, max_rss_bytes: int, flags: int) -> bytes:

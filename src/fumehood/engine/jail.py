@@ -11,13 +11,16 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from . import _syscalls as sys_calls
 from . import landlock
 
-Step = tuple[Any, ...]  # (name, *arguments), plain data: a plan crosses a process boundary
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    Step = tuple[Any, ...]  # (name, *arguments), plain data: a plan crosses a process boundary
 
 _TREE_ATTRIBUTES = sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID
 _SIOCSIFFLAGS = 0x8914

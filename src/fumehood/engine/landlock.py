@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Sequence
 
 from . import _syscalls as sys_calls
+
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _ALL_V1 = (1 << 13) - 1

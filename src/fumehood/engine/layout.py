@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import site
 import sys
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = (
@@ -27,15 +27,14 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 _PREFIX_PARTS = ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg")
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     executable: str
     is_virtual: bool  # a virtualenv finds itself by the path it is started from
     trees: tuple[str, ...]  # directories and files to show at their own paths, none inside another
     links: tuple[tuple[str, str], ...]  # (path, target)
     devices: tuple[str, ...]
-    files: frozenset[str] = field(default=frozenset())  # those of `trees` that are no directories
-    user_packages: tuple[str, ...] = field(default=())
+    files: frozenset[str] = frozenset()  # those of `trees` that are no directories
+    user_packages: tuple[str, ...] = ()
 
 
 def discover() -> Layout:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..types import Level, Limits
 from .flags import CELL_NAMESPACES, KILL_TREE, NEWNET, NEWNS, NEWPID, NEWUSER
@@ -38,8 +37,7 @@ _ETC = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who we are on this host."""
 
     uid: int
@@ -50,15 +48,13 @@ class Caller:
         return self.uid == 0
 
 
-@dataclass(frozen=True, slots=True)
-class ZygotePlan:
+class ZygotePlan(NamedTuple):
     flags: int
     steps: tuple[Step, ...]
     uncovered: tuple[tuple[str, str], ...] = ()  # (where it is parked, where the program looks for it)
 
 
-@dataclass(frozen=True, slots=True)
-class CellPlan:
+class CellPlan(NamedTuple):
     flags: int
     cell_steps: tuple[Step, ...]  # by the supervisor, before the program exists
     program_steps: tuple[Step, ...]  # by the program's process, before the program is read

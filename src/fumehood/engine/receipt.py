@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..types import Axis, Level, Limits, Receipt
 from .cgroups import Home, Unavailable
@@ -10,8 +11,7 @@ from .diagnose import errno_name, fix_for
 from .frames import Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Enforced:
+class Enforced(NamedTuple):
     """What the steps that succeeded amount to."""
 
     level: Level
@@ -22,7 +22,6 @@ class Enforced:
     became_unprivileged: bool
     is_root: bool
     groups: Home | Unavailable
-    wanted: Level
     failure: Failure | None = None  # why no stronger level
     fix: str | None = None
 

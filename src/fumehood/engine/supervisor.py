@@ -11,11 +11,14 @@ import resource
 import signal
 import socket
 import time
-from typing import Any
 
 from ..guest.wire import DONE
 from . import frames
 from .flags import KILL_TREE
+
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from typing import Any
 
 _EXIT_CODES = {number: code for code, number in DONE.items()}
 WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE})

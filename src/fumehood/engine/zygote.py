@@ -14,13 +14,16 @@ import signal
 import site
 import socket
 import sys
-from typing import Any, NoReturn
 
 from ..guest import runner
 from . import _syscalls as sys_calls
 from . import frames
 from .jail import Jail, StepFailed, program_may_be_seen
 from .supervisor import WATCHED, Supervisor
+
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _CONTROL = 3
 _MAX_ORDER = 1 << 20

@@ -70,15 +70,36 @@ class Zygote:
         finally:
             os.close(null)
             remote.close()
+        self._pid = self._launcher
         _alive.add(self)
         try:
             self._socket.settimeout(_START_S)
             self._socket.send(marshal.dumps({**blueprint, "home": _PACKAGE_HOME}))
             self._seat = self._take_seat(self._launcher)
-            self._wait_up()
         except BaseException:
             self.close()
             raise
+
+    def wait_up(self) -> None:
+        """Until it takes orders. Raises what kept it from that."""
+        while True:
+            try:
+                frame = self._socket.recv(frames.MAX_FRAME)
+            except TimeoutError:
+                raise EngineFailed(f"the zygote did not start in {_START_S:.0f} s{self._said()}") from None
+            kind = frame[:1]
+            if kind == frames.PID:
+                self._pid = frames.parse_pid(frame)
+                os.waitpid(self._launcher, 0)
+                self._launcher = self._pid
+            elif kind == frames.UP:
+                self.landlock_abi = frames.parse_up(frame)
+                self._socket.settimeout(None)
+                return
+            elif kind == frames.FAILED:
+                raise SetupFailed(frames.parse_failure(frame))
+            elif not kind:
+                raise EngineFailed(f"the zygote ended while starting{self._said()}")
 
     def make_cell(self, order: bytes, limits: Limits) -> tuple[Cell, Group | None]:
         """A cell that has been born; its setup goes on while the caller does."""
@@ -129,27 +150,6 @@ class Zygote:
         os.close(self._messages)
 
     # --- inside
-
-    def _wait_up(self) -> None:
-        self._pid = self._launcher
-        while True:
-            try:
-                frame = self._socket.recv(frames.MAX_FRAME)
-            except TimeoutError:
-                raise EngineFailed(f"the zygote did not start in {_START_S:.0f} s{self._said()}") from None
-            kind = frame[:1]
-            if kind == frames.PID:
-                self._pid = frames.parse_pid(frame)
-                os.waitpid(self._launcher, 0)
-                self._launcher = self._pid
-            elif kind == frames.UP:
-                self.landlock_abi = frames.parse_up(frame)
-                self._socket.settimeout(None)
-                return
-            elif kind == frames.FAILED:
-                raise SetupFailed(frames.parse_failure(frame))
-            elif not kind:
-                raise EngineFailed(f"the zygote ended while starting{self._said()}")
 
     def _said(self) -> str:
         text = os.pread(self._messages, 4096, 0).decode("utf-8", "replace").strip()

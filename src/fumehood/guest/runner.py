@@ -14,10 +14,13 @@ import resource
 import signal
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
 
 from .wire import DONE, HEADER
+
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, NoReturn
 
 _MAIN = "main.py"
 

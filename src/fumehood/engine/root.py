@@ -1,0 +1,148 @@
+"""A zygote at one level, what was learned when it was tried, and the orders it is given."""
+
+from __future__ import annotations
+
+import marshal
+import os
+
+from ..types import Level, Limits, Receipt
+from . import plan, receipt
+from .cgroups import Home
+from .diagnose import fix_for
+from .frames import Failure
+from .layout import discover
+from .zygotes import SetupFailed, Zygote
+
+_READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
+
+
+class Root:
+    def __init__(self, level: Level, network: bool, failure: Failure | None):
+        self.level = level
+        self.layout = discover()
+        self._network = network
+        self._failure = failure  # why no stronger level
+        self._caller = plan.Caller(os.geteuid(), os.getegid())
+        self._plan = plan.plan_zygote(level, self.layout, self._caller, _resolv_conf() if network else "")
+        self._cores = len(os.sched_getaffinity(0))
+        self._has_proc = True
+        self._orders: dict[Limits, bytes] = {}
+        self._receipts: dict[Limits, Receipt] = {}
+        self.zygote = Zygote(
+            self.layout.executable,
+            {"flags": self._plan.flags, "steps": self._plan.steps, "packages": self.layout.user_packages},
+        )
+        try:
+            self._filter = _filter(level, network)  # while the interpreter starts
+            self.zygote.wait_up()
+        except BaseException:
+            self.zygote.close()
+            raise
+        self._landlock = self.zygote.landlock_abi if level == "confined" else 0
+        drops = self._caller.is_root and level != "sealed" and _others_can_run(self.layout.executable)
+        self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
+
+    def can_do_without(self, step: str) -> bool:
+        """A step whose failure leaves a cell that is no weaker, only poorer."""
+        if step != "proc" or not self._has_proc:
+            return False
+        self._has_proc = False  # rather no /proc than the host's
+        self._orders.clear()
+        self._receipts.clear()
+        return True
+
+    def order(self, limits: Limits, directory: str | None) -> bytes:
+        """What the zygote is told for one cell."""
+        if directory is not None:
+            return self._order(self._open_cell(limits, directory), limits)
+        known = self._orders.get(limits)
+        if known is None:
+            assert self._filter is not None
+            cell = plan.plan_sealed_cell(
+                self._caller, self._plan, limits, self._filter, network=self._network, has_proc=self._has_proc
+            )
+            known = self._orders[limits] = self._order(cell, limits)
+        return known
+
+    def environment(self, directory: str | None) -> dict[str, str]:
+        if directory is None:
+            return plan.environment(self.layout, plan.HOME, plan.TMP, plan.LINKS, self._cores)
+        return plan.environment(self.layout, f"{directory}/home", f"{directory}/tmp", f"{directory}/bin", self._cores)
+
+    def receipt(self, limits: Limits) -> Receipt:
+        known = self._receipts.get(limits)
+        if known is None:
+            enforced = receipt.Enforced(
+                level=self.level,
+                network=self._network,
+                seccomp=self.level != "process",
+                landlock=self._landlock,
+                own_proc=self._has_proc,
+                became_unprivileged=self._caller.is_root and (self.level == "sealed" or self.owner is not None),
+                is_root=self._caller.is_root,
+                groups=self.zygote.home,
+                failure=self._failure,
+                fix=fix_for(self._failure.step, self._failure.errno) if self._failure is not None else None,
+            )
+            known = self._receipts[limits] = receipt.write(enforced, limits)
+        return known
+
+    def _open_cell(self, limits: Limits, directory: str) -> plan.CellPlan:
+        return plan.plan_open_cell(
+            self.level,
+            self._caller,
+            limits,
+            directory,
+            seccomp=self._filter,
+            readable=(*self.layout.trees, *self.layout.devices, *_READABLE),
+            drop_root=self.owner is not None,
+            landlock=bool(self._landlock),
+            counted=self._counts("pids"),
+        )
+
+    def _order(self, cell: plan.CellPlan, limits: Limits) -> bytes:
+        return marshal.dumps(
+            {
+                "flags": cell.flags,
+                "cell_steps": cell.cell_steps,
+                "program_steps": cell.program_steps,
+                "workspace": cell.workspace,
+                "sealed": self.level == "sealed",
+                "disk": cell.disk,
+                "watch_memory": None if self._counts("memory") else limits.memory_bytes,
+                "processes": limits.processes,
+            }
+        )
+
+    def _counts(self, controller: str) -> bool:
+        return isinstance(self.zygote.home, Home) and controller in self.zygote.home.directories
+
+
+def _filter(level: Level, network: bool) -> bytes | None:
+    if level == "process":
+        return None
+    from . import seccomp  # its tables load while the interpreter starts
+
+    machine = os.uname().machine
+    if not seccomp.supported(machine):
+        raise SetupFailed(Failure("seccomp", 0, f"no table of system calls for {machine}"))
+    # A cell with its own network namespace may open what it likes there; without one the filter is the fence.
+    return seccomp.compile_filter(machine, can_open_network=network or level == "sealed")
+
+
+def _resolv_conf() -> str:
+    try:
+        with open("/etc/resolv.conf") as file:
+            return file.read(4096)
+    except OSError:
+        return ""
+
+
+def _others_can_run(executable: str) -> bool:
+    """Whether a user without rights could still start this interpreter: pyenv beneath /root cannot be."""
+    path = os.path.realpath(executable)
+    while path != "/":
+        if not os.stat(path).st_mode & 0o001:
+            return False
+        path = os.path.dirname(path)
+    return True
