@@ -8,12 +8,12 @@ import time
 import tracemalloc
 
 import pytest
-from support import DRIVERS, AsyncOnly, DeafBackend, execute, scripted
 
 from fumehood import IsolationUnavailable, get_sandbox
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.execution import TRUNCATED, Capture, new_execution_id, shorten
 from fumehood.types import Exited, Output
+from support import DRIVERS, AsyncOnly, DeafBackend, execute, scripted
 
 drivers = pytest.mark.parametrize("driver", DRIVERS)
 

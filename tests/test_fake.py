@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from support import DRIVERS, execute, scripted
 
 from fumehood import EngineFailed, IsolationUnavailable, get_sandbox
 from fumehood.backends.base import SandboxSpec
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.types import AXES, Command, Exited, Output
+from support import DRIVERS, execute, scripted
 
 drivers = pytest.mark.parametrize("driver", DRIVERS)
 

@@ -11,7 +11,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support import AsyncOnly, scripted
 
 import fumehood
 from fumehood import (
@@ -25,6 +24,7 @@ from fumehood import (
 )
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.sync import Portal, portal
+from support import AsyncOnly, scripted
 
 
 def test_all_names_what_is_public_and_each_name_is_there():

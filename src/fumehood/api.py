@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import arguments, config, registry
 from .backends.base import Backend, DirectBackend, SandboxSpec
@@ -21,6 +21,8 @@ from .types import Command, ExecutionResult, Level, Receipt
 
 if TYPE_CHECKING:
     from .records import Store
+
+T = TypeVar("T")
 
 _KB, _MB = 1024, 1024 * 1024
 _MAX_SHARED = 4
@@ -101,7 +103,7 @@ class OneShot:
     def check(self) -> Receipt:
         """Make sure that a sandbox can be had, and say what it would enforce."""
         self._ready()
-        return cast("Receipt", _portal_run(self._backend.check()))
+        return self._wait_for(self._backend.check)
 
     def cancel(self) -> None:
         """End everything that runs in this sandbox now; callable from any thread."""
@@ -114,17 +116,24 @@ class OneShot:
             closed, self._closed = self._closed, True
         if closed or not self._owns or self._pid != os.getpid():
             return
-        close_direct = getattr(self._backend, "close_direct", None)  # spares the event loop
-        if close_direct is not None:
-            close_direct()
-        else:
-            _portal_run(self._backend.close())
+        self._wait_for(self._backend.close)
 
     def __enter__(self) -> OneShot:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _wait_for(self, verb: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if hasattr(self._backend, "start_direct"):  # such a backend has nothing to wait for in a loop
+            coroutine = verb()
+            try:
+                coroutine.send(None)
+            except StopIteration as end:
+                done: T = end.value
+                return done
+            coroutine.close()
+        return _portal_run(verb())
 
     def _ready(self) -> None:
         if self._closed:
@@ -264,7 +273,7 @@ def _absolute(directory: str) -> str:
         return os.path.join(os.sep, "nonexistent", directory)
 
 
-def _portal_run(coroutine: Any) -> Any:
+def _portal_run(coroutine: Coroutine[Any, Any, T]) -> T:
     from .sync import portal  # needs asyncio, which a backend with a direct driver does not
 
     return portal.run(coroutine)

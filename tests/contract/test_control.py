@@ -1,0 +1,90 @@
+"""Many at once, cancelled, inside event loops and after forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from .test_programs import alive
+
+
+def test_cancel_from_another_thread_kills_the_tree(box):
+    marker = f"{time.time_ns() % 10**9 + 10**6}.5"
+    cancel = threading.Event()
+    code = f"import subprocess; print('up', flush=True); subprocess.run(['sleep', '{marker}'])"
+
+    def cancel_when_running() -> None:
+        until = time.monotonic() + 10
+        while not alive(marker) and time.monotonic() < until:
+            time.sleep(0.02)
+        cancel.set()
+
+    thread = threading.Thread(target=cancel_when_running)
+    thread.start()
+    result = box.run(code, cancel=cancel)
+    thread.join()
+    assert (result.meta["reason"], result.exit_code, result.stdout) == ("cancelled", 137, "up\n")
+    assert not alive(marker)
+
+
+def test_an_execution_that_was_cancelled_before_it_started_ends_at_once(box):
+    cancel = threading.Event()
+    cancel.set()
+    result = box.run("import time; time.sleep(60)", cancel=cancel)
+    assert (result.meta["reason"], result.exit_code) == ("cancelled", 137)
+    assert result.duration < 5
+
+
+def test_eight_threads_at_once_each_get_their_own_result(box):
+    box.run("")
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(box.run, (f"import time; time.sleep(0.1); print({n}); exit({n})" for n in range(24))))
+    assert [(int(result.stdout), result.exit_code) for result in results] == [(n, n) for n in range(24)]
+
+
+def test_the_synchronous_call_works_inside_a_running_event_loop(box):
+    async def scenario():
+        return box.sandbox.execute("print('x')", timeout=20)
+
+    assert asyncio.run(scenario()).exit_code == 0
+
+
+def test_a_forked_process_can_execute_too(box):
+    box.run("")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if box.sandbox.execute("print('x')", timeout=20).exit_code == 0 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert box.run("print('x')").exit_code == 0
+
+
+@pytest.mark.parametrize("count", [30])
+def test_many_executions_leave_no_descriptor_or_zombie(box, count):
+    box.run("")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(count):
+        assert box.run("pass").exit_code == 0
+    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1
+    assert zombies() == []
+
+
+def zombies() -> list[str]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "Z" and int(parent) == os.getpid():
+            found.append(pid)
+    return found
