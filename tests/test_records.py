@@ -306,11 +306,14 @@ def test_a_lock_that_is_never_let_go_costs_a_record_not_the_execution(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(directory, 1)
-    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 2.0)
+    writer = Store(directory, policy="always")
     with files.directory(directory) as dir_fd, files.locked(dir_fd):
-        assert Store(directory, policy="always").save({}, failed=False) is None
+        begin = time.monotonic()
+        assert [writer.save({}, failed=False) for _ in range(5)] == [None] * 5
+        assert time.monotonic() - begin < 6  # only the first one waits the whole time
     assert "another process holds the lock" in caplog.text
-    fill(directory, 1)
+    assert writer.save({}, failed=False)
     assert verify(directory).records == 2
 
 
@@ -811,6 +814,15 @@ def test_a_value_that_the_output_cap_cut_through_is_hidden_too() -> None:
     assert "hunter2" not in record["result"]["stdout"]
     assert record["result"]["stdout"].startswith("xxxx ")
     assert record["result"]["stderr"] == result.stderr
+
+
+def test_results_nested_without_end_can_be_recorded(directory: Path) -> None:
+    nested: Any = "x"
+    for _ in range(5000):
+        nested = [nested]
+    record = a_record(result=ExecutionResult("", "", 0, 0.1, {"results": nested}))
+    assert Store(directory, policy="always").save(record, failed=False)
+    assert verify(directory).ok
 
 
 def test_very_long_code_is_cut_and_its_size_kept() -> None:

@@ -90,7 +90,7 @@ def show_record(args: argparse.Namespace) -> int:
         terminal.error(f"{what} is stored in {directory}; `fumehood history` lists what is")
         return NOTHING_FOUND
     if len(found) > 1:
-        names = ", ".join(str((entry.record or {}).get("execution_id") or entry.name) for entry in found[:5])
+        names = ", ".join(terminal.safe(str((e.record or {}).get("execution_id") or e.name)) for e in found[:5])
         more = ", …" if len(found) > 5 else ""
         terminal.error(f"{args.id!r} fits {len(found)} executions: {names}{more}; give more of it")
         return AMBIGUOUS

@@ -16,7 +16,7 @@ def table(chosen: Iterable[tuple[dict[str, Any], str]]) -> Iterator[str]:
     rows = [
         (
             _text(record, "timestamp")[:19].replace("T", " ") or name[:15],
-            (_text(record, "execution_id") or _text(record, "hash"))[:12],
+            (_text(record, "execution_id") or _text(record, "hash"))[:24],
             _text(record, "backend"),
             _text(record, "language"),
             str(exit_code(record)),

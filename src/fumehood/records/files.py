@@ -48,9 +48,9 @@ def directory(path: Path, *, create: bool = False) -> Iterator[int]:
 
 
 @contextmanager
-def locked(dir_fd: int, *, create: bool = True) -> Iterator[None]:
+def locked(dir_fd: int, *, create: bool = True, timeout_s: float | None = None) -> Iterator[None]:
     """Be the only writer, across threads and processes. A stopped holder costs us the timeout, then TimeoutError."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    deadline = time.monotonic() + (LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
     flags = (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
         fd = os.open(LOCK, flags, 0o600, dir_fd=dir_fd)

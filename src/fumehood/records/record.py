@@ -14,6 +14,7 @@ MAX_TEXT_CHARS = 1024 * 1024
 
 # Longer than any secret: what a cut might have left of one lies in the part that is dropped.
 _CUT_MARGIN_CHARS = 64 * 1024
+_MAX_DEPTH = 64  # a program may have nested what it displayed as deep as it liked
 _TRUNCATED = "... (output truncated)"
 # Ours, not the program's.
 _TRUSTED_META = frozenset({"runtime", "isolation", "usage", "resource_limits", "reason", "execution_id", "timed_out"})
@@ -97,13 +98,15 @@ def _without_cut_secret(text: str, secrets: Sequence[str]) -> str:
     return text
 
 
-def _deep(value: Any, clean: Callable[[str], str]) -> Any:
+def _deep(value: Any, clean: Callable[[str], str], depth: int = 0) -> Any:
     if isinstance(value, str):
         return clean(value)
+    if depth > _MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
+        return "…"
     if isinstance(value, Mapping):
-        return {clean(k) if isinstance(k, str) else k: _deep(v, clean) for k, v in value.items()}
+        return {clean(k) if isinstance(k, str) else k: _deep(v, clean, depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_deep(item, clean) for item in value]
+        return [_deep(item, clean, depth + 1) for item in value]
     return value
 
 

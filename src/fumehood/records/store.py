@@ -29,6 +29,7 @@ class Store:
         self.directory = Path(directory).absolute()
         self.policy = policy
         self.max_bytes = max_bytes  # 0: no cap
+        self._lock_timeout_s: float | None = None
 
     def wants(self, *, failed: bool) -> bool:
         """Whether the policy keeps such an execution."""
@@ -39,9 +40,17 @@ class Store:
         if not self.wants(failed=failed):
             return None
         try:
-            with files.directory(self.directory, create=True) as dir_fd, files.locked(dir_fd):
+            with (
+                files.directory(self.directory, create=True) as dir_fd,
+                files.locked(dir_fd, timeout_s=self._lock_timeout_s),
+            ):
+                self._lock_timeout_s = None
                 head = _append(dir_fd, record)
                 self._keep_to_size(dir_fd, head)
+        except TimeoutError as error:
+            self._lock_timeout_s = 0.05  # not the whole wait for every execution
+            self._warn(error)
+            return None
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             self._warn(error)
             return None
