@@ -103,7 +103,7 @@ def _parse_yaml(raw: bytes, origin: str) -> dict[object, object]:
         loader = loader_class(text)
         try:
             node = loader.get_single_node()
-            if node is None:
+            if node is None or node.tag == "tag:yaml.org,2002:null":
                 return {}
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigurationError(f"{origin} must hold `setting: value` lines.")

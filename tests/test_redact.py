@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fumehood.redact import MARK, redact_env, redact_text
+
+# Put together at run time, so that scanners of this repository find no credential.
+LETTERS = "aB3dE5gH1jK7mN9pQ2sT4vW6yZ8cF0xL"
+SECRETS = {
+    "openai": "sk-proj-" + LETTERS,
+    "anthropic": "sk-ant-" + "api03-" + LETTERS,
+    "stripe": "sk_" + "live_" + LETTERS,
+    "github": "ghp" + "_" + LETTERS + "abcd",
+    "github fine-grained": "github" + "_pat_" + LETTERS + "_" + LETTERS,
+    "gitlab": "glpat" + "-" + LETTERS,
+    "aws": "AKIA" + "ABCDEFGH12345678",
+    "slack": "xoxb" + "-123456789012-" + LETTERS,
+    "google": "AIza" + LETTERS + "abc",
+    "hugging face": "hf" + "_" + LETTERS,
+    "npm": "npm" + "_" + LETTERS + "abcd",
+    "pypi": "pypi" + "-" + LETTERS * 2,
+    "e2b": "e2b" + "_" + "0123456789abcdef" * 3,
+    "jwt": "eyJhbGciOiJIUzI1NiJ9" + ".eyJzdWIiOiIxIn0." + LETTERS,
+}
+BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n" * 4
+
+
+def pem(kind="RSA "):
+    return f"-----BEGIN {kind}PRIVATE KEY-----\n{BODY}-----END {kind}PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize("around", ["{}", "key {} end", "k='{}'", '{{"a": "{}"}}', "url?x={}&y=1", "({})", "a\n{}\nb"])
+@pytest.mark.parametrize("name", SECRETS)
+def test_keys_of_well_known_vendors_are_taken_out_wherever_they_stand(name, around):
+    text = redact_text(around.format(SECRETS[name]))
+    assert SECRETS[name] not in text
+    assert text == around.format(MARK)
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("Authorization: Bearer abcdef0123456789abcdef", "abcdef0123456789abcdef"),
+        ("authorization: basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA"),
+        ("postgresql://user:hunter2@db.example/x", "hunter2"),
+        ("redis://:hunter2@cache:6379/0", "hunter2"),
+        ("DB_PASSWORD=hunter22", "hunter22"),
+        ("password: hunter22", "hunter22"),
+        ("password = 'correct-horse'", "correct-horse"),
+        ('password: str = "correct-horse"', "correct-horse"),
+        ('{"password": "correcthorse"}', "correcthorse"),
+        ('{\\"password\\": \\"correcthorse\\"}', "correcthorse"),
+        ('api_key = "abcdefgh"', "abcdefgh"),
+        ("api-key: 0123456789", "0123456789"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfi", "wJalrXUtnFEMI"),
+        ("token: abcdef0123", "abcdef0123"),
+        ('token="abcdef0123"', "abcdef0123"),
+        ("cmd --token abcdef0123 run", "abcdef0123"),
+        ("Server=x;UID=sa;PWD=hunter22;", "hunter22"),
+        ("client_secret='zzzzzzzz'", "zzzzzzzz"),
+    ],
+)
+def test_credentials_in_urls_headers_and_assignments_are_taken_out(text, secret):
+    assert secret in text
+    assert secret not in redact_text(text)
+    assert MARK in redact_text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token = tokenizer.next_token()",
+        "password = input('Password: ')",
+        "password=password",
+        "connect(password=args.password)",
+        "max_tokens: 100000",
+        "token_count = 1234567",
+        '{"token": "hello", "id": 5}',
+        "tokens = line2.split()",
+        "token = lines2[0]",
+        "token = os.environ['TOKEN_1234']",
+        "PWD=/work/main2/src",
+        "api_key = '${API_KEY}'",
+        "password: '<your password>'",
+        "sk-toggleable__content-arrow-container",
+        "task-0123456789ABCDEFabcdef0123",
+        "https://example.com:8080/a@b",
+        "http://localhost:8080/path",
+        "user@example.com",
+        "the bearer of this letter is honest",
+        "0123456789abcdef0123456789abcdef01234567",
+        "if '-----BEGIN PUBLIC KEY-----' in text:",
+        "def secret(): pass",
+        "eyJust a word",
+        "",
+    ],
+)
+def test_ordinary_code_and_text_stay_as_they_are(text):
+    assert redact_text(text) == text
+
+
+def test_private_keys_are_taken_out_whole():
+    for kind in ("", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED "):
+        assert redact_text(f"a\n{pem(kind)}\nb\n{pem(kind)}\nc") == f"a\n{MARK}\nb\n{MARK}\nc"
+
+
+def test_a_private_key_that_was_cut_off_is_taken_out_as_far_as_it_goes():
+    assert redact_text("a " + pem()[:150]) == f"a {MARK}"
+    assert redact_text(pem()[:150] + "\n... (output truncated)") == f"{MARK}... (output truncated)"
+
+
+def test_a_program_that_only_mentions_a_private_key_keeps_its_rest():
+    code = 'if "-----BEGIN PRIVATE KEY-----" in text:\n    found()\n'
+    assert redact_text(code) == f'if "{MARK}" in text:\n    found()\n'
+
+
+def test_values_passed_as_extra_are_taken_out_wherever_they_appear():
+    assert redact_text("x=swordfish, swordfish2", extra=["swordfish"]) == f"x={MARK}, {MARK}2"
+    assert redact_text("ab swordfish-long", extra=["swordfish", "swordfish-long"]) == f"ab {MARK}"
+
+
+def test_an_extra_value_is_also_found_as_repr_writes_it():
+    assert redact_text(repr({"K": "line1\nline2"}), extra=["line1\nline2"]) == f"{{'K': '{MARK}'}}"
+
+
+def test_short_extra_values_do_not_take_words_out_of_the_text():
+    assert redact_text("1 true local", extra=["1", "true", "local", ""]) == "1 true local"
+
+
+def test_an_extra_value_inside_the_mark_does_not_grow_it():
+    assert redact_text(f"a {MARK}", extra=["redacted"]) == f"a {MARK}"
+
+
+def test_the_environment_keeps_its_names_only():
+    assert redact_env({"A": "1", "TOKEN": "x"}) == {"A": MARK, "TOKEN": MARK}
+
+
+WORDS = """password passwd token secret api_key ;pwd --token bearer authorization basic :// user : @ = == str eyJ sk-
+    ' " \\ , [ ] ( ) { } a 7 - _ ."""
+PIECES = [
+    *SECRETS.values(),
+    pem(),
+    "-----BEGIN PRIVATE KEY-----",
+    "-----END PRIVATE KEY-----",
+    *WORDS.split(),
+    " ",
+    "\n",
+    "hunter22",
+    MARK,
+]
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
+def test_redacting_twice_changes_nothing_more(text):
+    once = redact_text(text)
+    assert redact_text(once) == once
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text())
+def test_any_text_is_taken(text):
+    once = redact_text(text)
+    assert redact_text(once) == once
+
+
+ADVERSARIAL = [
+    "eyJ",
+    "eyJa",
+    "eyJaaaaaaaaaaaaa.",
+    "sk-",
+    "sk-a",
+    "-",
+    "-----BEGIN PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----(",
+    "-----BEGIN RSA ",
+    "-----BEGIN PRIVATE KEY-----!-----END ",
+    "://",
+    "://a:",
+    "://a:b",
+    "password=",
+    "password='",
+    'password="a',
+    "password = ",
+    "password: str = ",
+    "token=aaaaaaa",
+    "token='aaaaaaaaaaa",
+    "secret_access_",
+    "--token ",
+    "bearer ",
+    "Bearer a.",
+    "authorization ",
+    "\\",
+    '\\"',
+    " ",
+    "a",
+    "A1",
+    "SG.aaaaaaaaaaaaaaaaaaaa.",
+    "ghp_",
+    "xoxb-",
+]
+
+
+@pytest.mark.parametrize("piece", ADVERSARIAL)
+def test_a_megabyte_of_adversarial_text_takes_linear_time(piece):
+    text = piece * (1_000_000 // len(piece))
+    started = time.perf_counter()
+    redact_text(text)
+    redact_text("password='" + text)
+    assert time.perf_counter() - started < 20  # a quadratic pattern takes hours
