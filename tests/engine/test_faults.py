@@ -117,9 +117,8 @@ def own_rss_bytes() -> int:
 
 def test_a_fork_bomb_is_stopped_at_the_limit() -> None:  # res01
     result = suffer(probe("res01"), processes=64)
-    assert result.meta["reason"] in ("processes", "timeout"), result
-    if result.meta["reason"] == "processes":
-        assert "SANDBOX_PROCESSES" in result.stderr
+    assert result.meta["reason"] == "processes", result
+    assert "SANDBOX_PROCESSES" in result.stderr
     assert subprocess.run(["true"]).returncode == 0
 
 
@@ -179,8 +178,10 @@ for _ in range(8):
     if os.fork() == 0:
         eaten = bytearray(100 << 20)
         for page in range(0, len(eaten), 4096): eaten[page] = 1
-        time.sleep(60)
-time.sleep(60)
+        time.sleep(2)
+        os._exit(0)
+statuses = [os.wait()[1] for _ in range(8)]
+raise SystemExit(1 if any(statuses) else 0)
 """
 
 
@@ -279,7 +280,7 @@ def test_zombies_are_bounded() -> None:  # res20
 
 ORPHANS = """
 import os, time
-for _ in range(2000):
+for _ in range(500):
     child = os.fork()
     if child == 0:
         if os.fork() == 0: os._exit(0)
@@ -402,7 +403,8 @@ def test_a_daemon_in_its_own_session_ends_with_the_program() -> None:  # lif03
 
 @pytest.mark.parametrize("name", ["lif05", "lif06"])
 def test_stopping_itself_or_everyone_ends_with_the_deadline(name: str) -> None:
-    assert_timed_out(suffer(probe(name) + "\ntime.sleep(60)", timeout=1))
+    others = "import os, time\nif os.fork() == 0: time.sleep(60)\n"
+    assert_timed_out(suffer(others + probe(name) + "\ntime.sleep(60)", timeout=1))
 
 
 STOPS_ITS_CHILD = """
@@ -444,7 +446,7 @@ def test_death_by_a_signal_is_named(number: signal.Signals) -> None:
 
 
 def test_a_thread_that_never_ends_keeps_the_program_until_the_deadline() -> None:  # lif10
-    result = suffer(probe("lif10"), timeout=1)
+    result = suffer(probe("lif10") + "\nsys.stdout.flush()", timeout=1)
     assert_timed_out(result)
     assert result.stdout == "done\n"
 

@@ -109,7 +109,6 @@ def writes_what_proc_offers_of_pid_1() -> Any:
         "coredump_filter",
         "setgroups",
         "uid_map",
-        "timerslack_ns",
     ):
         try:
             os.close(os.open(f"/proc/1/{name}", os.O_WRONLY))
@@ -252,7 +251,7 @@ def writes_where_the_system_lives() -> Any:
     import sysconfig
 
     places = {
-        "/", "/usr", "/usr/lib", "/usr/bin", "/etc", "/bin", "/lib", "/dev", "/opt", "/var", "/home", "/root", "/mnt",
+        "/", "/usr", "/usr/lib", "/usr/bin", "/etc", "/bin", "/lib", "/dev", "/opt", "/var", "/home", "/root", "/run",
         "/proc/self/root/usr", "/proc/self/root/etc", "/proc/thread-self/root", sys.prefix, sys.base_prefix,
         os.path.dirname(os.__file__),
         sysconfig.get_paths()["purelib"], os.path.dirname(os.path.realpath(sys.executable)),
@@ -268,7 +267,8 @@ def writes_where_the_system_lives() -> Any:
 
 
 @attack()
-def overwrites_its_interpreter() -> Any:
+def reaches_its_interpreter_where_the_host_can_write_it() -> Any:
+    """Started before the root was built, /proc/self/exe would lead back out."""
     return not os.statvfs("/proc/self/exe").f_flag & os.ST_RDONLY
 
 
@@ -329,7 +329,7 @@ def sheds_the_filter_by_running_a_program_from_memory() -> Any:
 
 
 @attack(may_lack="a mapped root may own none of them")
-def opens_a_sysctl_for_writing() -> Any:
+def writes_a_sysctl() -> Any:
     names = (
         "kernel/hostname", "kernel/domainname", "kernel/core_pattern", "kernel/ns_last_pid", "kernel/shmmax",
         "kernel/msgmax", "user/max_user_namespaces", "net/ipv4/ip_forward", "net/ipv4/ip_unprivileged_port_start",
@@ -338,7 +338,8 @@ def opens_a_sysctl_for_writing() -> Any:
     won = []
     for name in names:
         try:
-            os.close(os.open(f"/proc/sys/{name}", os.O_WRONLY))
+            sysctl = Path("/proc/sys", name)
+            sysctl.write_text(sysctl.read_text())  # unchanged: the control arm is not here to do harm
             won.append(name)
         except OSError:
             pass
@@ -792,9 +793,9 @@ def floods_pipes() -> None:
 def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) -> None:
     with get_sandbox(isolation="sealed", require="sealed", store_code="never") as sandbox:
         greedy: list[Any] = []
-        thread = threading.Thread(target=lambda: greedy.append(run(sandbox, work, timeout=8)))
+        thread = threading.Thread(target=lambda: greedy.append(run(sandbox, work, timeout=5)))
         thread.start()
-        time.sleep(2)
+        time.sleep(1.5)
         try:
             for _ in range(5):
                 result = sandbox.execute("import subprocess; print(subprocess.run(['true']).returncode)", timeout=5)
@@ -814,6 +815,45 @@ def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) 
             thread.join()
         assert greedy[0].stdout.startswith("sent ")
         assert int(greedy[0].stdout.split()[1]) > 0
+
+
+# ---- the interpreter, which the caller often owns
+
+MEDDLE = """
+import os, sys
+from fumehood import get_sandbox
+code = '''
+import os
+print('tried', flush=True)
+for path in ('/proc/self/exe', '/proc/thread-self/exe', os.path.realpath(os.sys.executable)):
+    fd = os.open(path, os.O_RDONLY)
+    for change, *how in (os.fchmod, 0o777), (os.utime, (0, 0)), (os.setxattr, 'user.x', b'x'):
+        try:
+            change(fd, *how); print('changed', path)
+        except OSError: pass
+'''
+with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sandbox:
+    print(sandbox.execute(code, timeout=20).stdout, end='')
+"""
+
+
+def test_an_interpreter_of_the_callers_own_stays_as_it_is(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "own"], check=True)
+    interpreter = tmp_path / "own" / "bin" / "python"
+    if os.geteuid() == 0:
+        os.chown(interpreter, 65534, 65534)  # whom the program runs as
+    before = interpreter.stat()
+    packages = os.pathsep.join(path for path in sys.path if path)
+    shown = subprocess.run(
+        [interpreter, "-c", MEDDLE],
+        env={**os.environ, "PYTHONPATH": packages},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.stdout == "tried\n", shown
+    after = interpreter.stat()
+    assert (after.st_mode, after.st_mtime, after.st_ctime) == (before.st_mode, before.st_mtime, before.st_ctime)
 
 
 # ---- the caller's terminal
