@@ -696,7 +696,7 @@ store = Store(where / "executions", policy="always")
 saved = sum(store.save({"code": "x" * 4000}, failed=True) is not None for _ in range(40))
 assert 0 < saved < 40, saved
 assert verify(where / "executions").problems == []
-mount("-o", "remount,ro", str(where))
+mount("-o", "remount,bind,ro", str(where))
 store = Store(where / "executions", policy="always")
 assert store.save({}, failed=True) is None
 report = verify(where / "executions")
