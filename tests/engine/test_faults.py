@@ -192,9 +192,10 @@ def test_memory_is_counted_over_all_processes() -> None:
 
 
 def test_memory_files_count_as_memory() -> None:  # res05
-    result = suffer(probe("res05"), memory_mb=128, file_mb=4096, timeout=20)
-    assert result.meta["reason"] in ("memory", "disk", "signal", "error"), result
-    assert result.exit_code != 0
+    result = suffer(probe("res05"), memory_mb=128, file_mb=512, timeout=20)
+    assert result.exit_code != 0, result
+    if "cgroup" in result.meta["isolation"]["memory"]["mechanism"]:
+        assert result.meta["reason"] == "memory", result  # elsewhere the size of each file is what bounds it
 
 
 SHARED = "import mmap\nm = mmap.mmap(-1, 1 << 30)\nfor page in range(0, 1 << 30, 4096): m[page] = 1\nprint('all of it')"

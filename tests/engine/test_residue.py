@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import glob
 import os
 import tempfile
 import threading
@@ -40,7 +39,7 @@ def footprint() -> Footprint:
     return Footprint(
         descriptors=len(os.listdir("/proc/self/fd")),
         mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        temporary=tuple(sorted(own_temporary())),
+        temporary=tuple(sorted(os.listdir(tempfile.gettempdir()))),
         cgroups=own_cgroups(),
         threads=threading.active_count(),
         children=len(states),
@@ -48,15 +47,10 @@ def footprint() -> Footprint:
     )
 
 
-def own_temporary() -> list[str]:
-    found = []
-    for path in glob.glob(f"{tempfile.gettempdir()}/fumehood-*"):
-        try:
-            if os.lstat(path).st_uid == os.geteuid():
-                found.append(path)
-        except FileNotFoundError:
-            pass
-    return found
+@pytest.fixture(autouse=True)
+def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others on this machine may be at it too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def own_cgroups() -> int:
