@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _CONTROL = 3
-_MAX_ORDER = 1 << 20
+_MAX_ORDER = 1 << 18
 _ORDER_FDS = 4  # the program's three streams and the cell's socket to the host
 
 
@@ -48,7 +48,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    gc.freeze()
+    _settle_memory()
     control.send(frames.up(_landlock_abi()))
     _serve(control, host)
 
@@ -113,6 +113,13 @@ def _import_common() -> None:
     import threading  # noqa: F401
     import traceback  # noqa: F401
 
+    _settle_memory()
+
+
+def _settle_memory() -> None:
+    """No collection in a cell may walk, and so copy, what it shares with its zygote. Programs turn it on again."""
+    gc.disable()
+    gc.collect()
     gc.freeze()
 
 

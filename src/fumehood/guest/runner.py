@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import gc
 import marshal
 import os
 import resource
@@ -67,6 +68,7 @@ def _run_python(source: bytes, argv: list[str]) -> int:
     sys.modules["__main__"] = main
     sys.argv = argv[1:]
     sys.path.insert(0, os.getcwd())
+    gc.enable()
     try:
         exec(compile(source, _MAIN, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as stop:
