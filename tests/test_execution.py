@@ -171,9 +171,10 @@ def test_a_signal_is_named(number):
     assert result.exit_code == 128 + number
 
 
-def test_the_cpu_backstop_is_named():
-    sandbox, fake = scripted(Reply(exit_code=128 + signal.SIGXCPU, reason="signal"), cpu_sec=3)
-    assert "3 s of CPU time, raise SANDBOX_CPU_SEC" in sandbox.execute("pass").stderr
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGKILL])
+def test_the_cpu_backstop_is_named(number):
+    sandbox, fake = scripted(Reply(exit_code=128 + number, reason="signal", cpu_s=3.1), cpu_sec=3)
+    assert "3 s of CPU time per process, raise SANDBOX_CPU_SEC" in sandbox.execute("pass").stderr
     assert fake.commands[0].cpu_s == 3
 
 

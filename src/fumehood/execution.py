@@ -149,7 +149,7 @@ def _result(
     errors = stderr.text()
     if reason not in ("ok", "error"):
         line_end = "" if not errors or errors.endswith("\n") else "\n"
-        errors = f"{errors}{line_end}fumehood: {_note(reason, exit_code, plan)}\n"
+        errors = f"{errors}{line_end}fumehood: {_note(reason, exit_code, plan, ended.cpu_s)}\n"
     meta = _meta(reason, plan, receipt.as_dict())
     meta["truncated"] = stdout.truncated or stderr.truncated
     meta["usage"] = {"cpu_s": ended.cpu_s, "max_rss_bytes": ended.max_rss_bytes}
@@ -172,7 +172,7 @@ def _meta(reason: Reason, plan: Plan, isolation: dict[str, Any]) -> dict[str, An
     }
 
 
-def _note(reason: Reason, exit_code: int, plan: Plan) -> str:
+def _note(reason: Reason, exit_code: int, plan: Plan, cpu_s: float) -> str:
     limits = plan.spec.limits
     if reason == "timeout":
         return (
@@ -201,17 +201,18 @@ def _note(reason: Reason, exit_code: int, plan: Plan) -> str:
         )
     if reason == "cancelled":
         return "cancelled by the caller and killed"
-    return _signal_note(exit_code - 128, plan)
+    return _signal_note(exit_code - 128, plan, cpu_s)
 
 
-def _signal_note(number: int, plan: Plan) -> str:
+def _signal_note(number: int, plan: Plan, cpu_s: float) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = "a signal"
     hint = ""
-    if name == "SIGXCPU":
-        hint = f"; it used its {plan.command.cpu_s or 0:g} s of CPU time, raise SANDBOX_CPU_SEC"
+    allowed_s = plan.command.cpu_s
+    if name == "SIGXCPU" or (name == "SIGKILL" and allowed_s and cpu_s >= allowed_s):
+        hint = f"; it may use {allowed_s or 0:g} s of CPU time per process, raise SANDBOX_CPU_SEC"
     elif name == "SIGXFSZ":
         hint = f"; a file went past {plan.spec.limits.file_bytes // _MB} MB, raise SANDBOX_FILE_MB"
     elif name == "SIGSYS":

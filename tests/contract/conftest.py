@@ -16,8 +16,9 @@ from support import execute
 
 # What a target cannot do, by module or test, and why. A gap that starts to pass fails the suite.
 RUNS_NOTHING = "the fake runs nothing"
-NO_NAMESPACES = "without a network namespace the host's network is shared"
-NO_OWN_DISK = "without a mount namespace the private directory is on the host's disk"
+NETWORK_SHARED = "this level has no network of its own: the host's is open"
+NO_LOOPBACK = "this level has no network of its own: internet sockets are refused altogether"
+NO_OWN_DISK = "this level has no file system of its own: the private directory is on the host's disk"
 GAPS: dict[str, dict[str, str]] = {
     "fake": {
         "test_programs": RUNS_NOTHING,
@@ -26,8 +27,16 @@ GAPS: dict[str, dict[str, str]] = {
         "test_cancel_from_another_thread_kills_the_tree": RUNS_NOTHING,
         "test_eight_threads_at_once_each_get_their_own_result": RUNS_NOTHING,
     },
-    "confined": {},
-    "process": {},
+    "confined": {
+        "test_a_program_may_serve_and_call_itself": NO_LOOPBACK,
+        "test_disk": NO_OWN_DISK,
+        "test_inodes": NO_OWN_DISK,
+    },
+    "process": {
+        "test_the_network_is_off_by_default": NETWORK_SHARED,
+        "test_disk": NO_OWN_DISK,
+        "test_inodes": NO_OWN_DISK,
+    },
 }
 
 

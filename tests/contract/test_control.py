@@ -44,7 +44,9 @@ def test_eight_threads_at_once_each_get_their_own_result(box):
     box.run("")
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(box.run, (f"import time; time.sleep(0.1); print({n}); exit({n})" for n in range(24))))
-    assert [(int(result.stdout), result.exit_code) for result in results] == [(n, n) for n in range(24)]
+    assert [(result.stdout, result.stderr, result.exit_code) for result in results] == [
+        (f"{n}\n", "", n) for n in range(24)
+    ]
 
 
 def test_the_synchronous_call_works_inside_a_running_event_loop(box):

@@ -82,16 +82,17 @@ def test_memory(box):
 
 def test_memory_counts_for_the_whole_tree(box):
     code = """
-        import os, time
+        import os, sys, time
         for _ in range(6):
             if os.fork() == 0:
                 keep = bytearray(b"x" * 60 * 1024 * 1024)
-                time.sleep(30)
-        time.sleep(30)
+                time.sleep(1)
+                os._exit(0)
+        sys.exit(any([os.wait()[1] for _ in range(6)]))
     """
-    result = box(memory_mb=200).run(code, timeout=15)
+    result = box(memory_mb=200).run(code)
     assert result.meta["reason"] == "memory"
-    assert result.duration < 10
+    assert result.exit_code in (1, 137)  # a child was killed, or the tree
 
 
 def test_memory_within_the_limit_is_fine(box):

@@ -258,7 +258,7 @@ def test_multiprocessing(box, method):
             with multiprocessing.get_context("{method}").Pool(2) as pool:
                 print(pool.map(square, range(4)))
     """
-    assert box.out(code) == "[0, 1, 4, 9]"
+    assert box.out(code, timeout=8) == "[0, 1, 4, 9]"
 
 
 def test_sqlite(box):
