@@ -12,7 +12,6 @@ import glob
 import inspect
 import mmap
 import os
-import pty
 import resource
 import secrets
 import select
@@ -859,8 +858,10 @@ def test_an_interpreter_of_the_callers_own_stays_as_it_is(tmp_path: Path) -> Non
 # ---- the caller's terminal
 
 HOST = """
-import sys
+import fcntl, os, termios
 from fumehood import get_sandbox
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+print('CONTROL', os.open('/dev/tty', os.O_RDWR) > 2 and os.isatty(1), flush=True)
 code = '''
 import os
 seen = [fd for fd in range(3) if os.isatty(fd)]
@@ -875,19 +876,21 @@ with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sa
 
 
 def test_the_terminal_of_the_caller_is_out_of_reach() -> None:
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execv(sys.executable, [sys.executable, "-c", HOST])
+    outer, terminal = os.openpty()
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
+    os.close(terminal)
     output = bytearray()
-    until = time.monotonic() + 30
-    while time.monotonic() < until and select.select([terminal], [], [], 30)[0]:
+    while select.select([outer], [], [], 30)[0]:
         try:
-            chunk = os.read(terminal, 4096)
-        except OSError:
+            chunk = os.read(outer, 4096)
+        except OSError:  # EIO: the host has ended
             break
         if not chunk:
             break
         output += chunk
-    os.close(terminal)
-    os.waitpid(child, 0)
+    os.close(outer)
+    host.wait(30)
+    assert b"CONTROL True" in output, output.decode()
     assert b"SEEN []" in output, output.decode()
