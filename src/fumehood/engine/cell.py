@@ -23,6 +23,7 @@ _CHUNK = 65536
 _WANTED_PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _GONE_S = 2.0
+_LOOK_S = 0.05
 _MAX_LEFT = 1 << 20  # a pipe holds no more; who writes on is not waited for
 
 
@@ -51,6 +52,8 @@ class Cell:
         self._epoll: select.epoll | None = None
         self._ended = False
         self._kill_wanted = False
+        self._killed = False
+        self._look_at = time.monotonic() + _LOOK_S
         self._failure: frames.Failure | None = None
         self.is_ready = False
         self._on_close: Callable[[], None] | None = None
@@ -116,11 +119,15 @@ class Cell:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         epoll = self._epoll or self._watch()
         while not self._events:
-            left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+            now = time.monotonic()
+            if now >= self._look_at:
+                self._look_for_memory(now)
+            left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - now))
             ready = epoll.poll(left, 4)
-            if not ready:
+            if ready:
+                self._take([fd for fd, _ in ready])
+            elif deadline is not None and time.monotonic() >= deadline:
                 return None
-            self._take([fd for fd, _ in ready])
         return self._events.popleft()
 
     def fileno(self) -> int:
@@ -132,6 +139,9 @@ class Cell:
         if self._pidfd < 0:
             self._kill_wanted = True
             return
+        if self._ended:
+            return
+        self._killed = True
         try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL if self._sealed else KILL_TREE)
         except ProcessLookupError:
@@ -146,7 +156,7 @@ class Cell:
         if self._control.fileno() < 0:
             return
         _open.discard(self)
-        if not self._ended and self._pidfd >= 0:
+        if self._pidfd >= 0 and (self._killed or not self._ended):
             self.kill()
             self.is_gone(_GONE_S)
         self._let_go()
@@ -154,6 +164,12 @@ class Cell:
             self._on_close()
 
     # --- inside
+
+    def _look_for_memory(self, now: float) -> None:
+        """The kernel kills one process of a tree that ran out of memory; we end the tree, as the limit is the tree's."""
+        self._look_at = now + _LOOK_S
+        if self._group is not None and not self._ended and self._group.ran_out_of_memory():
+            self.kill()
 
     def _let_go(self) -> None:
         for fd in (self._stdout, self._stderr, *self._theirs):

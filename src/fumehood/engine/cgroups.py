@@ -47,17 +47,21 @@ class Group:
             os.mkdir(path)
         self._limits: tuple[int, int] | None = None
         self._occupant = -1
+        self._held = False
         self._counts = (0, 0)
 
     def enter(self, pid: int) -> None:
         for path in dict.fromkeys(self.paths.values()):
             _write(f"{path}/cgroup.procs", str(pid))
 
-    def occupy(self, pidfd: int) -> None:
+    def occupy(self, pidfd: int, *, until_cleared: bool) -> None:
         self._occupant = pidfd
+        self._held = until_cleared
 
     def is_free(self, wait_s: float = 0.0) -> bool:
         """Whether the last cell is gone to its last process."""
+        if self._held:
+            return False
         if self._occupant < 0:
             return True
         poll = select.poll()
@@ -78,13 +82,29 @@ class Group:
             self._limits = wanted
         self._counts = self._read_counts()
 
+    def ran_out_of_memory(self) -> bool:
+        return self._read_counts()[0] > self._counts[0]
+
     def hits(self) -> tuple[bool, bool]:
         """Since `arm`: whether the kernel killed for memory, and whether it refused a process."""
         kills, refusals = self._read_counts()
         return kills > self._counts[0], refusals > self._counts[1]
 
-    def kill(self, spare: frozenset[int]) -> None:
-        """Everything inside but `spare`, for cells that no pid namespace holds together."""
+    def clear(self, spare: frozenset[int]) -> None:
+        """Kill all inside but `spare`, for a cell that no pid namespace holds together; then it is free again."""
+        self._kill(spare)
+        self._held = False
+
+    def remove(self) -> None:
+        if self._occupant >= 0:
+            self.is_free(1.0)
+        if self._occupant >= 0:
+            os.close(self._occupant)
+            self._occupant = -1
+        for path in set(self.paths.values()):
+            _remove(path)
+
+    def _kill(self, spare: frozenset[int]) -> None:
         path = self.paths.get("pids") or self.paths["memory"]
         for _ in range(100):
             pids = [int(line) for line in _read(f"{path}/cgroup.procs").split()]
@@ -97,15 +117,6 @@ class Group:
                 except ProcessLookupError:
                     pass
             time.sleep(0.005)
-
-    def remove(self) -> None:
-        if self._occupant >= 0:
-            self.is_free(1.0)
-        if self._occupant >= 0:
-            os.close(self._occupant)
-            self._occupant = -1
-        for path in set(self.paths.values()):
-            _remove(path)
 
     def _set_memory(self, size: int) -> None:
         path = self.paths["memory"]

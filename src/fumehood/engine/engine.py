@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -163,7 +164,7 @@ def _start(root: Root, command: Command, limits: Limits) -> Cell:
 
         def release(group: Group | None) -> None:
             if group is not None:
-                group.kill(root.zygote.pids)
+                group.clear(root.zygote.pids)
             private.remove(directory)
 
     try:
@@ -189,7 +190,7 @@ def _program(command: Command, environment: Mapping[str, str]) -> dict[str, Any]
         "inline": command.script is not None and command.argv[0] == "python",
         "env": {**environment, **command.env},
         "files": dict(command.files),
-        "cpu_s": int(command.cpu_s) + 1 if command.cpu_s else 0,
+        "cpu_s": max(1, math.ceil(command.cpu_s)) if command.cpu_s else 0,
     }
 
 

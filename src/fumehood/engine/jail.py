@@ -112,6 +112,11 @@ class Jail:
             os.close(tree)
         self._trees.clear()
 
+    def step_show_parked(self, trees: Sequence[tuple[str, str]]) -> None:
+        """What cells will find in a private directory the zygote must find there as well, to learn its packages."""
+        here = os.getcwd()
+        self.step_uncover([(here + source, here + target) for source, target in trees])
+
     def step_root_proc(self) -> None:
         """Cells may mount their own /proc only where a whole one is in view already."""
         _mount_proc(os.getcwd() + "/proc")

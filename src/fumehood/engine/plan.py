@@ -15,7 +15,8 @@ UNPRIVILEGED_ID = 65534  # who root becomes before it makes a sandbox
 INSIDE_ID = 1000
 STAGING = "/tmp"
 WORKSPACE, TMP, HOME, SHM = "/workspace", "/tmp", "/home/sandbox", "/dev/shm"
-_PRIVATE = (("data", WORKSPACE), ("tmp", TMP), ("home", HOME), ("shm", SHM))  # names beneath /mnt: data is /mnt/data
+_PRIVATE = (("data", WORKSPACE), ("tmp", TMP), ("home", HOME), ("shm", SHM), ("program", ""))  # beneath /mnt
+_PROGRAM = "/mnt/program"
 _COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc")
 _PARKED = "/run/trees"
 LINKS = "/run/bin"
@@ -59,6 +60,7 @@ class CellPlan(NamedTuple):
     cell_steps: tuple[Step, ...]  # by the supervisor, before the program exists
     program_steps: tuple[Step, ...]  # by the program's process, before the program is read
     workspace: str
+    program: str  # the directory of the program's own text
     disk: str | None
 
 
@@ -87,16 +89,17 @@ def plan_zygote(level: Level, layout: Layout, caller: Caller, resolv_conf: str) 
         links.append((target, link))
     if not layout.is_virtual:
         links += [(f"{LINKS}/{name}", layout.executable) for name in ("python", "python3")]
+    uncovered = tuple((place, path) for path, place in parked.items())
     build: tuple[Step, ...] = (
         ("private_mounts",),
         ("open_trees", tuple(trees)),
         ("new_root", STAGING),
         ("skeleton", tuple(directories), tuple(links), tuple(files)),
         ("attach_trees",),
+        ("show_parked", uncovered),
         ("root_proc",),
         ("enter_root",),
     )
-    uncovered = tuple((place, path) for path, place in parked.items())
     if caller.is_root:
         # Built as root: the interpreter may lie beneath a directory that only root can enter. Then never root again.
         drop: tuple[Step, ...] = (
@@ -110,7 +113,7 @@ def plan_zygote(level: Level, layout: Layout, caller: Caller, resolv_conf: str) 
 
 
 def plan_sealed_cell(
-    caller: Caller, zygote: ZygotePlan, limits: Limits, seccomp: bytes, *, network: bool, has_proc: bool
+    caller: Caller, zygote: ZygotePlan, limits: Limits, seccomp: bytes, *, network: bool, has_proc: bool, counted: bool
 ) -> CellPlan:
     outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.is_root else (caller.uid, caller.gid)
     steps: list[Step] = [
@@ -125,14 +128,14 @@ def plan_sealed_cell(
         steps.append(("loopback",))
     steps += [
         ("hostname", "sandbox"),
-        ("limits", _rlimits(limits, own_processes=1)),
+        ("limits", _rlimits(limits, count_processes=not counted)),
         ("drop_capabilities",),
         ("no_new_privileges",),
         ("undumpable",),
         ("seccomp", seccomp),
     ]
     flags = CELL_NAMESPACES if network else CELL_NAMESPACES | NEWNET
-    return CellPlan(flags, tuple(steps), (), WORKSPACE, "/mnt")
+    return CellPlan(flags, tuple(steps), (), WORKSPACE, _PROGRAM, "/mnt")
 
 
 def plan_open_cell(
@@ -152,8 +155,8 @@ def plan_open_cell(
     if caller.is_root and drop_root:
         steps.append(("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID))
     # An ordinary user's other processes count too, so the kernel's per-user limit would fail programs at random.
-    per_user = caller.is_root and not counted
-    steps.append(("limits", _rlimits(limits, own_processes=1, count_processes=per_user)))
+    per_user = caller.is_root and drop_root and not counted
+    steps.append(("limits", _rlimits(limits, count_processes=per_user)))
     if level == "confined":
         steps.append(("drop_capabilities",) if caller.is_root and not drop_root else ("clear_capabilities",))
     steps.append(("no_new_privileges",))
@@ -162,7 +165,7 @@ def plan_open_cell(
     if level == "confined" and seccomp is not None:
         steps.append(("seccomp", seccomp))
     cell_steps: tuple[Step, ...] = (("adopt_orphans",), ("die_with_parent", KILL_TREE))
-    return CellPlan(0, cell_steps, tuple(steps), f"{directory}/workspace", None)
+    return CellPlan(0, cell_steps, tuple(steps), f"{directory}/workspace", f"{directory}/program", None)
 
 
 def environment(layout: Layout, home: str, tmp: str, links: str, cores: int) -> dict[str, str]:
@@ -185,7 +188,7 @@ def environment(layout: Layout, home: str, tmp: str, links: str, cores: int) -> 
     }
 
 
-def _rlimits(limits: Limits, *, own_processes: int, count_processes: bool = True) -> tuple[tuple[str, int], ...]:
+def _rlimits(limits: Limits, *, count_processes: bool) -> tuple[tuple[str, int], ...]:
     rows = [
         ("core", 0),
         ("file", limits.file_bytes),
@@ -197,7 +200,7 @@ def _rlimits(limits: Limits, *, own_processes: int, count_processes: bool = True
         ("realtime", 0),
     ]
     if count_processes:
-        rows.append(("processes", limits.processes + own_processes))
+        rows.append(("processes", limits.processes + 1))  # the supervisor is one
     return tuple(rows)
 
 

@@ -10,16 +10,18 @@ from typing import Any
 
 from .layout import Layout
 
+_PARTS = ("workspace", "program", "tmp", "home", "bin")
+
 
 def make(layout: Layout, owner: int | None) -> str:
     directory = tempfile.mkdtemp(prefix="fumehood-")
-    for name in ("workspace", "tmp", "home", "bin"):
+    for name in _PARTS:
         os.mkdir(f"{directory}/{name}", 0o700)
     if not layout.is_virtual:
         for name in ("python", "python3"):
             os.symlink(layout.executable, f"{directory}/bin/{name}")
     if owner is not None:
-        for name in ("", "workspace", "tmp", "home", "bin"):
+        for name in ("", *_PARTS):
             os.chown(f"{directory}/{name}", owner, owner)
     return directory
 

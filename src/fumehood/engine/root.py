@@ -59,7 +59,13 @@ class Root:
         if known is None:
             assert self._filter is not None
             cell = plan.plan_sealed_cell(
-                self._caller, self._plan, limits, self._filter, network=self._network, has_proc=self._has_proc
+                self._caller,
+                self._plan,
+                limits,
+                self._filter,
+                network=self._network,
+                has_proc=self._has_proc,
+                counted=self._counts("pids"),
             )
             known = self._orders[limits] = self._order(cell, limits)
         return known
@@ -107,10 +113,11 @@ class Root:
                 "cell_steps": cell.cell_steps,
                 "program_steps": cell.program_steps,
                 "workspace": cell.workspace,
+                "program": cell.program,
                 "sealed": self.level == "sealed",
                 "disk": cell.disk,
                 "watch_memory": None if self._counts("memory") else limits.memory_bytes,
-                "processes": limits.processes,
+                "processes": None if self._counts("pids") else limits.processes,
             }
         )
 

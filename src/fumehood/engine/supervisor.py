@@ -35,7 +35,7 @@ class Supervisor:
         self._sealed: bool = order["sealed"]
         self._disk: str | None = order["disk"]  # the file system whose filling up is the program's disk limit
         self._memory: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
-        self._processes: int = order["processes"]
+        self._processes: int | None = order["processes"]  # where no cgroup counts them
         self._flags = 0
         self._baseline = _anonymous_bytes(child) if self._memory else 0
 
@@ -75,6 +75,8 @@ class Supervisor:
     def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
         if status and self._disk and _is_full(self._disk):
             self._flags |= frames.DISK_FULL
+        if status and self._processes and self._count_tasks() >= self._processes:
+            self._flags |= frames.PROCESSES_HIT
         cpu_ns, max_rss = _usage(self._child, usage)
         if not self._sealed:
             self._hunt()
@@ -82,20 +84,19 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Add up the tree where the kernel does not do it for us."""
-        total, tasks = 0, 0
-        for pid in _processes() if self._sealed else _descendants(os.getpid()):
-            if pid == os.getpid():
-                continue
-            total += max(0, _anonymous_bytes(pid) - self._baseline)
-            tasks += 1
-        if self._disk and self._memory:
+        total = sum(max(0, _anonymous_bytes(pid) - self._baseline) for pid in self._tree())
+        if self._disk:
             space = os.statvfs(self._disk)
             total += (space.f_blocks - space.f_bfree) * space.f_frsize
-        if tasks >= self._processes:
-            self._flags |= frames.PROCESSES_HIT
         if self._memory and total > self._memory:
             self._flags |= frames.MEMORY_KILL
-            os.kill(self._child, signal.SIGKILL)
+            _send(self._child, signal.SIGKILL)
+
+    def _count_tasks(self) -> int:
+        return sum(_threads(pid) for pid in self._tree())
+
+    def _tree(self) -> list[int]:
+        return [pid for pid in _processes() if pid != 1] if self._sealed else _descendants(os.getpid())
 
     def _hunt(self) -> None:
         """Stop everything that is left, so that nothing forks meanwhile, then kill it."""
@@ -138,14 +139,17 @@ def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
             cpu_s += time.clock_gettime((~pid << 3) | 2)  # the process's own CPU clock
         except OSError:
             pass
-        peak_kib = max(peak_kib, _peak_kib(pid))
+        peak_kib = max(peak_kib, _number_after(_read(f"/proc/{pid}/status"), b"VmHWM:"))
     return int(cpu_s * 1e9), peak_kib * 1024
 
 
-def _peak_kib(pid: int) -> int:
-    text = _read(f"/proc/{pid}/status")
-    start = text.find(b"VmHWM:")
-    return int(text[start + 6 : text.index(b"kB", start)]) if start >= 0 else 0
+def _threads(pid: int) -> int:
+    return _number_after(_read(f"/proc/{pid}/status"), b"Threads:")
+
+
+def _number_after(text: bytes, name: bytes) -> int:
+    start = text.find(name)
+    return int(text[start + len(name) :].split(None, 1)[0]) if start >= 0 else 0
 
 
 def _anonymous_bytes(pid: int) -> int:

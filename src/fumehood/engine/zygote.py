@@ -182,4 +182,4 @@ def _be_program(order: dict[str, Any], control: socket.socket) -> NoReturn:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    runner.run(supervisor, order["workspace"], sys_calls.flush_c_streams)
+    runner.run(supervisor, order["workspace"], order["program"], sys_calls.flush_c_streams)

@@ -43,6 +43,7 @@ class Zygote:
         self._groups: list[Group] = []
         self._pid = 0
         self.landlock_abi = 0
+        self._seals = bool(blueprint["flags"])  # its cells are pid namespaces: the kernel clears up after them
         self.home: Home | Unavailable = find_home()
         self._socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)
@@ -114,7 +115,7 @@ class Zygote:
                 if cell.failure is not None:
                     raise SetupFailed(cell.failure)
                 if group is not None:
-                    group.occupy(os.dup(pidfd))
+                    group.occupy(os.dup(pidfd), until_cleared=not self._seals)
         except (OSError, TimeoutError) as error:
             cell.close()
             raise ZygoteGone(str(error)) from error

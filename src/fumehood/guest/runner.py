@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import types
 
 from .wire import DONE, HEADER
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _MAIN = "main.py"
+_NOTICED_S = 0.2
 
 
-def run(supervisor: int, workspace: str, flush_c: Callable[[], None]) -> NoReturn:
+def run(supervisor: int, workspace: str, directory: str, flush_c: Callable[[], None]) -> NoReturn:
     """Wait on standard input for the program, then be it. What follows the program there is its own input."""
     try:
         header = _read_exactly(HEADER.size)
@@ -38,7 +40,12 @@ def run(supervisor: int, workspace: str, flush_c: Callable[[], None]) -> NoRetur
         order: dict[str, Any] = marshal.loads(body)
         del body
         _settle(order, workspace)
-        code = _run_python(order["script"], order["argv"]) if order["inline"] else _run_command(order)
+        path = _keep(order, directory)
+        argv: list[str] = order["argv"]
+        if order["inline"]:
+            code = _run_python(order["script"], argv, path)
+        else:
+            code = _run_command(argv if path is None else [argv[0], path, *argv[2:]])
         _end(code, supervisor, flush_c)
     except BaseException as error:
         os.write(2, f"fumehood: the program could not be started: {error!r}\n".encode())
@@ -58,12 +65,26 @@ def _settle(order: Mapping[str, Any], workspace: str) -> None:
             file.write(data)
     if order["cpu_s"]:
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        seconds = order["cpu_s"] if hard == resource.RLIM_INFINITY else min(order["cpu_s"], hard)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        soft = order["cpu_s"] if hard == resource.RLIM_INFINITY else min(order["cpu_s"], hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1 if hard == resource.RLIM_INFINITY else hard))
 
 
-def _run_python(source: bytes, argv: list[str]) -> int:
+def _keep(order: Mapping[str, Any], directory: str) -> str | None:
+    """The program's text as a file, for what looks for it there: inspect, multiprocessing, other interpreters."""
+    if order["script"] is None:
+        return None
+    path = f"{directory}/{order['argv'][1]}"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    view = memoryview(order["script"])
+    while view:
+        view = view[os.write(fd, view) :]
+    os.close(fd)
+    return path
+
+
+def _run_python(source: bytes, argv: list[str], path: str | None) -> int:
     main = types.ModuleType("__main__")
+    main.__dict__["__file__"] = path
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv = argv[1:]
@@ -106,16 +127,8 @@ def _show(error: BaseException, source: bytes) -> None:
     traceback.print_exception(type(error), error, trace)
 
 
-def _run_command(order: Mapping[str, Any]) -> int:
+def _run_command(argv: list[str]) -> int:
     """Become another program. Comes back only if there is none."""
-    argv: list[str] = order["argv"]
-    if order["script"] is not None:
-        directory = os.environ.get("TMPDIR", "/tmp") + "/.program"
-        os.mkdir(directory, 0o700)
-        path = f"{directory}/{argv[1]}"
-        with open(path, "wb") as file:
-            file.write(order["script"])
-        argv = [argv[0], path, *argv[2:]]
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -141,7 +154,9 @@ def _end(code: int, supervisor: int, flush_c: Callable[[], None]) -> NoReturn:
         try:
             os.kill(supervisor, DONE[code])
         except OSError:
-            pass  # the wait status says it too, a little later
+            pass
+        else:
+            time.sleep(_NOTICED_S)  # the supervisor takes our measure and ends us; if not, the wait status says it too
     os._exit(code)
 
 
