@@ -93,6 +93,11 @@ class Outcome:
     output: str = ""
 
     @property
+    def was_refused(self) -> bool:
+        """By the system, or it just did not work: a broken attack (NameError, ImportError) must not pass for held."""
+        return self.error is None or self.errno != 0
+
+    @property
     def errno_name(self) -> str:
         return errno.errorcode.get(self.errno, str(self.errno))
 
