@@ -166,7 +166,7 @@ class Cell:
     # --- inside
 
     def _look_for_memory(self, now: float) -> None:
-        """The kernel kills one process of a tree that ran out of memory; we end the tree, as the limit is the tree's."""
+        """The kernel kills one process of a tree that ran out of memory; we end it all, as the limit is the tree's."""
         self._look_at = now + _LOOK_S
         if self._group is not None and not self._ended and self._group.ran_out_of_memory():
             self.kill()

@@ -109,7 +109,6 @@ def _serve(control: socket.socket, host: int) -> NoReturn:
 
 
 def _import_common() -> None:
-    import linecache  # noqa: F401
     import threading  # noqa: F401
     import traceback  # noqa: F401
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, NoReturn
 
-_MAIN = "main.py"
 _NOTICED_S = 0.2
 
 
@@ -42,7 +41,7 @@ def run(supervisor: int, workspace: str, directory: str, flush_c: Callable[[], N
         _settle(order, workspace)
         path = _keep(order, directory)
         argv: list[str] = order["argv"]
-        if order["inline"]:
+        if path is not None and order["inline"]:
             code = _run_python(order["script"], argv, path)
         else:
             code = _run_command(argv if path is None else [argv[0], path, *argv[2:]])
@@ -82,20 +81,20 @@ def _keep(order: Mapping[str, Any], directory: str) -> str | None:
     return path
 
 
-def _run_python(source: bytes, argv: list[str], path: str | None) -> int:
+def _run_python(source: bytes, argv: list[str], path: str) -> int:
     main = types.ModuleType("__main__")
     main.__dict__["__file__"] = path
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
-    sys.argv = argv[1:]
+    sys.argv = [path, *argv[2:]]
     sys.path.insert(0, os.getcwd())
     gc.enable()
     try:
-        exec(compile(source, _MAIN, "exec", dont_inherit=True), main.__dict__)
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as stop:
         return _exit_code(stop.code)
     except BaseException as error:
-        _show(error, source)
+        _show(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -110,21 +109,14 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _show(error: BaseException, source: bytes) -> None:
+def _show(error: BaseException) -> None:
     _flush(sys.stdout)
-    trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
-    if sys.excepthook is not sys.__excepthook__:
-        try:
-            sys.excepthook(type(error), error, trace)
-            return
-        except Exception as broken:
-            print(f"Error in sys.excepthook: {broken!r}", file=sys.stderr)
-    import linecache  # in every zygote already; not worth its time in the first call
-    import traceback
-
-    lines = source.decode("utf-8", "replace").splitlines(keepends=True)
-    linecache.cache[_MAIN] = (len(source), None, lines, _MAIN)
-    traceback.print_exception(type(error), error, trace)
+    error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # without our own frame
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as broken:
+        print(f"Error in sys.excepthook: {broken!r}", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _run_command(argv: list[str]) -> int:
