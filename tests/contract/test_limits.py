@@ -44,7 +44,7 @@ STUBBORN = {
 @pytest.mark.parametrize("code", STUBBORN.values(), ids=STUBBORN)
 def test_a_time_out_ends_everything_in_time(box, code):
     started = time.monotonic()
-    result = box(processes=40).run(code, timeout=0.7)
+    result = box(processes=40, output_kill_mb=1_000_000).run(code, timeout=0.7)
     assert (result.exit_code, result.meta["reason"], result.meta["timed_out"]) == (-1, "timeout", True)
     assert "timed out after 0.7 s" in result.stderr
     assert 0.7 <= result.duration <= 2.7
