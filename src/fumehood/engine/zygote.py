@@ -109,7 +109,6 @@ def _serve(control: socket.socket, host: int) -> NoReturn:
 
 
 def _import_common() -> None:
-    import threading  # noqa: F401
     import traceback  # noqa: F401
 
     _settle_memory()
