@@ -89,7 +89,10 @@ def test_nothing_is_left_of_an_execution_for_the_next(box):
 
 
 def test_no_two_executions_draw_the_same_random_numbers(box):
-    code = "import os, random, secrets, uuid; print(random.random(), os.urandom(4).hex(), secrets.token_hex(4), uuid.uuid4())"
+    code = """
+        import os, random, secrets, uuid
+        print(random.random(), os.urandom(4).hex(), secrets.token_hex(4), uuid.uuid4())
+    """
     assert len({part for _ in range(3) for part in box.out(code).split()}) == 12
 
 
