@@ -189,12 +189,16 @@ class OneShot:
     def _screened(self, plan: Plan) -> ExecutionResult | None:
         if not self.settings.block_dangerous_imports or plan.command.argv[0] != "python":
             return None
+        import logging
+
         from . import screen  # needs ast, and is off by default
 
         findings = screen.find((plan.command.script or b"").decode(), self.settings.dangerous_imports)
         if not findings:
             return None
-        return refused(plan, screen.message(findings), list(dict.fromkeys(found.module for found in findings)))
+        message = screen.message(findings)
+        logging.getLogger("fumehood.screen").warning("%s", message)
+        return refused(plan, message, list(dict.fromkeys(found.module for found in findings)))
 
     def _record(self, plan: Plan, language: str, result: ExecutionResult) -> None:
         self._step += 1

@@ -23,6 +23,7 @@ COMMANDS = {
     "show": "history",
     "verify": "history",
     "config": "settings",
+    "bench": "bench",
 }
 
 # The first row that matches decides.
@@ -35,6 +36,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.RuntimeMissing, run.NOT_FOUND),
     (errors.UnknownBackend, USAGE),
     (errors.ExtraMissing, USAGE),
+    (errors.RecordsError, 1),
 )
 
 

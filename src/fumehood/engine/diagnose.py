@@ -13,7 +13,7 @@ _DEBIAN = "/proc/sys/kernel/unprivileged_userns_clone"
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 _USER_NAMESPACE_STEPS = frozenset(
-    {"namespaces", "clone", "unshare", "map_ids", "private_mounts", "no_nested_namespaces"}
+    {"namespaces", "clone", "unshare", "map_ids", "private_mounts", "bound_kernel_objects"}
 )
 _MOUNT_STEPS = frozenset({"open_trees", "new_root", "attach_trees", "enter_root", "private_tree", "uncover"})
 

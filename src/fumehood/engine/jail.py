@@ -150,8 +150,10 @@ class Jail:
     def step_no_proc(self) -> None:
         sys_calls.mount("none", "/proc", "tmpfs", sys_calls.MS_RDONLY, "size=4k,nr_inodes=2")
 
-    def step_no_nested_namespaces(self) -> None:
-        _write("/proc/sys/user/max_user_namespaces", "0")
+    def step_bound_kernel_objects(self, limits: Sequence[tuple[str, int]]) -> None:
+        """Namespaces inside would undo read-only binds; the rest is counted for the host's user as well."""
+        for name, limit in limits:
+            _write(f"/proc/sys/user/max_{name}", str(limit))
 
     def step_loopback(self) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -17,9 +17,10 @@ STAGING = "/tmp"
 WORKSPACE, TMP, HOME, SHM = "/workspace", "/tmp", "/home/sandbox", "/dev/shm"
 _PRIVATE = (("data", WORKSPACE), ("tmp", TMP), ("home", HOME), ("shm", SHM), ("program", ""))  # beneath /mnt
 _PROGRAM = "/mnt/program"
-_COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc")
+_COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc", "/var/tmp")
 _PARKED = "/run/trees"
 LINKS = "/run/bin"
+ENGINE = "/run/engine"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _SKELETON_DIRECTORIES = ("/dev", SHM, "/etc", HOME, "/mnt", "/proc", LINKS, TMP, "/var", WORKSPACE)
@@ -28,8 +29,9 @@ _SKELETON_LINKS = (
     ("/dev/stdin", "/proc/self/fd/0"),
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
-    ("/var/tmp", TMP),
+    ("/var/tmp", "../tmp"),
 )
+_KERNEL_OBJECTS = (("user_namespaces", 0), ("inotify_instances", 16), ("inotify_watches", 4096))
 _ETC = (
     ("/etc/passwd", f"sandbox:x:{INSIDE_ID}:{INSIDE_ID}:sandbox:{HOME}:/bin/sh\n"),
     ("/etc/group", f"sandbox:x:{INSIDE_ID}:\n"),
@@ -64,7 +66,10 @@ class CellPlan(NamedTuple):
     disk: str | None
 
 
-def plan_zygote(level: Level, layout: Layout, caller: Caller, resolv_conf: str) -> ZygotePlan:
+def plan_zygote(
+    level: Level, layout: Layout, caller: Caller, *, resolv_conf: str = "", package: str | None = None
+) -> ZygotePlan:
+    """`package`: our own modules, for a zygote that has to start anew inside its root."""
     if level != "sealed":
         return ZygotePlan(0, ())
     parked: dict[str, str] = {}
@@ -80,6 +85,9 @@ def plan_zygote(level: Level, layout: Layout, caller: Caller, resolv_conf: str) 
             files.append((target, ""))
         else:
             directories.append(target)
+    if package is not None:
+        trees.append((package, f"{ENGINE}/fumehood", False))
+        directories.append(f"{ENGINE}/fumehood")
     for path in layout.devices:
         trees.append((path, path, True))
         files.append((path, ""))
@@ -118,7 +126,7 @@ def plan_sealed_cell(
     outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.is_root else (caller.uid, caller.gid)
     steps: list[Step] = [
         ("map_ids", INSIDE_ID, *outside),
-        ("no_nested_namespaces",),
+        ("bound_kernel_objects", _KERNEL_OBJECTS),
         ("private_tree", limits.disk_bytes, limits.inodes, _PRIVATE),
     ]
     if zygote.uncovered:
@@ -161,7 +169,7 @@ def plan_open_cell(
         steps.append(("drop_capabilities",) if caller.is_root and not drop_root else ("clear_capabilities",))
     steps.append(("no_new_privileges",))
     if level == "confined" and landlock:
-        steps.append(("landlock", readable, (directory, "/dev/null", "/dev/zero", "/dev/full")))
+        steps.append(("landlock", readable, (directory, "/dev/shm", "/dev/null", "/dev/zero", "/dev/full")))
     if level == "confined" and seccomp is not None:
         steps.append(("seccomp", seccomp))
     cell_steps: tuple[Step, ...] = (("adopt_orphans",), ("die_with_parent", KILL_TREE))

@@ -11,7 +11,7 @@ from .cgroups import Home
 from .diagnose import fix_for
 from .frames import Failure
 from .layout import discover
-from .zygotes import SetupFailed, Zygote
+from .zygotes import PACKAGE_HOME, SetupFailed, Zygote, boot
 
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
@@ -23,14 +23,26 @@ class Root:
         self._network = network
         self._failure = failure  # why no stronger level
         self._caller = plan.Caller(os.geteuid(), os.getegid())
-        self._plan = plan.plan_zygote(level, self.layout, self._caller, _resolv_conf() if network else "")
+        again = level == "sealed" and _is_within_reach(self.layout.executable, self._caller)
+        self._plan = plan.plan_zygote(
+            level,
+            self.layout,
+            self._caller,
+            resolv_conf=_resolv_conf() if network else "",
+            package=f"{PACKAGE_HOME}/fumehood" if again else None,
+        )
         self._cores = len(os.sched_getaffinity(0))
         self._has_proc = True
         self._orders: dict[Limits, bytes] = {}
         self._receipts: dict[Limits, Receipt] = {}
         self.zygote = Zygote(
             self.layout.executable,
-            {"flags": self._plan.flags, "steps": self._plan.steps, "packages": self.layout.user_packages},
+            {
+                "flags": self._plan.flags,
+                "steps": self._plan.steps,
+                "packages": self.layout.user_packages,
+                "again": boot(self.layout.executable, plan.ENGINE) if again else None,
+            },
         )
         try:
             self._filter = _filter(level, network)  # while the interpreter starts
@@ -143,6 +155,13 @@ def _resolv_conf() -> str:
             return file.read(4096)
     except OSError:
         return ""
+
+
+def _is_within_reach(executable: str, caller: plan.Caller) -> bool:
+    """Whether a program could change the file it runs from through /proc/self/exe, which leads to the host's mount."""
+    status = os.stat(executable)
+    owner = plan.UNPRIVILEGED_ID if caller.is_root else caller.uid
+    return status.st_uid == owner or bool(status.st_mode & 0o022)
 
 
 def _others_can_run(executable: str) -> bool:

@@ -37,7 +37,6 @@ class Supervisor:
         self._memory: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
         self._processes: int | None = order["processes"]  # where no cgroup counts them
         self._flags = 0
-        self._baseline = _anonymous_bytes(child) if self._memory else 0
 
     def run(self) -> None:
         """Until the program has ended. The caller exits."""
@@ -75,7 +74,7 @@ class Supervisor:
     def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
         if status and self._disk and _is_full(self._disk):
             self._flags |= frames.DISK_FULL
-        if status and self._processes and self._count_tasks() >= self._processes:
+        if status and self._processes and self._count_tasks(self._tree()) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
         cpu_ns, max_rss = _usage(self._child, usage)
         if not self._sealed:
@@ -84,16 +83,21 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Add up the tree where the kernel does not do it for us."""
-        total = sum(max(0, _anonymous_bytes(pid) - self._baseline) for pid in self._tree())
+        tree = self._tree()
+        if self._processes and self._count_tasks(tree) >= self._processes:
+            self._flags |= frames.PROCESSES_HIT
+        files = 0
         if self._disk:
             space = os.statvfs(self._disk)
-            total += (space.f_blocks - space.f_bfree) * space.f_frsize
-        if self._memory and total > self._memory:
+            files = (space.f_blocks - space.f_bfree) * space.f_frsize
+        if not self._memory or files + sum(map(_resident_bytes, tree)) <= self._memory:
+            return
+        if files + sum(map(_proportional_bytes, tree)) > self._memory:  # shared pages counted once
             self._flags |= frames.MEMORY_KILL
             _send(self._child, signal.SIGKILL)
 
-    def _count_tasks(self) -> int:
-        return sum(_threads(pid) for pid in self._tree())
+    def _count_tasks(self, tree: list[int]) -> int:
+        return sum(_number_after(_read(f"/proc/{pid}/status"), b"Threads:") for pid in tree)
 
     def _tree(self) -> list[int]:
         return [pid for pid in _processes() if pid != 1] if self._sealed else _descendants(os.getpid())
@@ -143,18 +147,19 @@ def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
     return int(cpu_s * 1e9), peak_kib * 1024
 
 
-def _threads(pid: int) -> int:
-    return _number_after(_read(f"/proc/{pid}/status"), b"Threads:")
-
-
 def _number_after(text: bytes, name: bytes) -> int:
     start = text.find(name)
     return int(text[start + len(name) :].split(None, 1)[0]) if start >= 0 else 0
 
 
-def _anonymous_bytes(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     fields = _read(f"/proc/{pid}/statm").split()
-    return (int(fields[1]) - int(fields[2])) * _PAGE if len(fields) > 2 else 0
+    return int(fields[1]) * _PAGE if len(fields) > 1 else 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """A process that hides its maps pays in full for what it shares."""
+    return _number_after(_read(f"/proc/{pid}/smaps_rollup"), b"\nPss:") * 1024 or _resident_bytes(pid)
 
 
 def _read(path: str) -> bytes:

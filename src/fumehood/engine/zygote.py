@@ -25,32 +25,47 @@ TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_CONTROL = 3
+_CONTROL, _HOST = 3, 4
+_INSIDE = "inside"
 _MAX_ORDER = 1 << 18
 _ORDER_FDS = 4  # the program's three streams and the cell's socket to the host
 
 
 def main() -> NoReturn:
-    os.closerange(_CONTROL + 1, 1 << 16)
+    inside = _INSIDE in sys.argv
+    os.closerange((_HOST if inside else _CONTROL) + 1, 1 << 16)
+    if not inside:
+        os.dup2(os.pidfd_open(os.getppid()), _HOST)
     control = socket.socket(fileno=_CONTROL)
-    os.set_inheritable(_CONTROL, False)
-    host = os.pidfd_open(os.getppid())
-    blueprint: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER))
+    blueprint: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER, socket.MSG_PEEK))
+    if not inside:
+        _build_root(control, blueprint)
+    control.recv(_MAX_ORDER)
+    for fd in (_CONTROL, _HOST):
+        os.set_inheritable(fd, False)
+    _find_packages(blueprint)
+    _forget_ourselves()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells are reaped by the kernel
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed program's lines are kept
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    _settle_memory()
+    control.send(frames.up(_landlock_abi()))
+    _serve(control)
+
+
+def _build_root(control: socket.socket, blueprint: dict[str, Any]) -> None:
     if blueprint["flags"]:
         _move_into_namespaces(control, blueprint["flags"])
     try:
         Jail().apply(blueprint["steps"])
-        _find_packages(blueprint)
     except StepFailed as failure:
         control.send(frames.failed(failure.step, failure.errno, failure.detail))
         os._exit(1)
-    _forget_ourselves()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells are reaped by the kernel
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    _settle_memory()
-    control.send(frames.up(_landlock_abi()))
-    _serve(control, host)
+    if blueprint["again"]:  # from a file that the program could change on the host: start anew from the read-only view
+        for fd in (_CONTROL, _HOST):
+            os.set_inheritable(fd, True)
+        os.execve(sys.executable, [*blueprint["again"], _INSIDE], {})
 
 
 def _move_into_namespaces(control: socket.socket, flags: int) -> None:
@@ -66,7 +81,7 @@ def _move_into_namespaces(control: socket.socket, flags: int) -> None:
 
 def _find_packages(blueprint: dict[str, Any]) -> None:
     """What `site` would have done at start, now that the interpreter sees what the program will see."""
-    sys.path.remove(blueprint["home"])
+    sys.path.pop()  # where our own modules came from
     site.main()
     for directory in blueprint["packages"]:
         site.addsitedir(directory)
@@ -85,10 +100,10 @@ def _forget_ourselves() -> None:
         del sys.modules[name]
 
 
-def _serve(control: socket.socket, host: int) -> NoReturn:
+def _serve(control: socket.socket) -> NoReturn:
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    poll.register(host, select.POLLIN)
+    poll.register(_HOST, select.POLLIN)
     served = 0
     while True:
         ready = [fd for fd, _ in poll.poll(0 if served == 1 else None)]
@@ -96,7 +111,7 @@ def _serve(control: socket.socket, host: int) -> NoReturn:
             served += 1
             _import_common()
             continue
-        if host in ready and control.fileno() not in ready:
+        if _HOST in ready and _CONTROL not in ready:
             os._exit(0)
         data, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, _ORDER_FDS)
         if not data:

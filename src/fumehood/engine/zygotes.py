@@ -20,7 +20,7 @@ _START_S = 20.0
 _BORN_S = 10.0
 _LINGER_S = 0.003  # a finished cell is gone in less; moving the zygote costs more
 _BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.zygote import main; main()"
-_PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 _alive: weakref.WeakSet[Zygote] = weakref.WeakSet()
 
@@ -51,7 +51,7 @@ class Zygote:
         try:
             self._launcher = os.posix_spawn(
                 executable,
-                [executable, "-I", "-S", "-X", "utf8", "-c", _BOOT.format(home=_PACKAGE_HOME)],
+                boot(executable, PACKAGE_HOME),
                 {},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),
@@ -75,7 +75,7 @@ class Zygote:
         _alive.add(self)
         try:
             self._socket.settimeout(_START_S)
-            self._socket.send(marshal.dumps({**blueprint, "home": _PACKAGE_HOME}))
+            self._socket.send(marshal.dumps(blueprint))
             self._seat = self._take_seat(self._launcher)
         except BaseException:
             self.close()
@@ -188,6 +188,11 @@ class Zygote:
         self._groups.clear()
         if isinstance(self.home, Home):
             remove_home(self.home)
+
+
+def boot(executable: str, home: str) -> list[str]:
+    """The command line of a zygote whose modules are found beneath `home`."""
+    return [executable, "-I", "-S", "-X", "utf8", "-c", _BOOT.format(home=home)]
 
 
 def close_all() -> None:

@@ -86,16 +86,24 @@ def _clean(text: str, secrets: Sequence[str]) -> str:
 
 
 def _without_cut_secret(text: str, secrets: Sequence[str]) -> str:
-    """Hide what the output cap left of a value that it cut through."""
+    """Hide what the output cap left of a value that it cut through, on either side of the cut."""
     if not secrets or _TRUNCATED not in text:
         return text
-    kept, rest = text.split(_TRUNCATED, 1)
-    body = kept.rstrip("\n")
-    for secret in secrets:
-        for length in range(min(len(secret) - 1, len(body)), 3, -1):
-            if body.endswith(secret[:length]):
-                return f"{body[:-length]}{MARK}{kept[len(body) :]}{_TRUNCATED}{rest}"
-    return text
+    head, tail = text.split(_TRUNCATED, 1)
+    body, rest = head.rstrip("\n"), tail.lstrip("\n")
+    left = max((_overlap(body, secret) for secret in secrets), default=0)
+    right = max((_overlap(rest[::-1], secret[::-1]) for secret in secrets), default=0)
+    if left:
+        head = f"{body[:-left]}{MARK}{head[len(body) :]}"
+    if right:
+        tail = f"{tail[: len(tail) - len(rest)]}{MARK}{rest[right:]}"
+    return f"{head}{_TRUNCATED}{tail}"
+
+
+def _overlap(text: str, secret: str) -> int:
+    """How much of the beginning of `secret` the text ends with, if it is enough to tell."""
+    longest = min(len(secret) - 1, len(text))
+    return next((length for length in range(longest, 3, -1) if text.endswith(secret[:length])), 0)
 
 
 def _deep(value: Any, clean: Callable[[str], str], depth: int = 0) -> Any:

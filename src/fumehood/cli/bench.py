@@ -1,0 +1,69 @@
+"""`fumehood bench`: what a sandbox costs on this machine, beside what one would use instead."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import terminal
+
+_MISSED = 1
+
+
+def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `bench`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure what a sandbox costs here",
+        description="Measure sandboxes and their alternatives side by side. Exits with 1 if a bar is missed.",
+    )
+    parser.set_defaults(handler=run)
+    parser.add_argument("--rounds", type=_positive, default=100, metavar="N", help="executions of each (default 100)")
+    parser.add_argument("--json", action="store_true", help="print JSON, raw samples included")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the JSON there")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..bench import Options, run_bench  # loaded only by this command
+
+    outcome = run_bench(Options(rounds=args.rounds), _progress)
+    document = json.dumps(outcome, indent=2)
+    if args.save:
+        args.save.write_text(document + "\n")
+    terminal.show(sys.stdout, [document] if args.json else _table(outcome))
+    return 0 if all(bar["holds"] for bar in outcome["bars"]) else _MISSED
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _progress(line: str) -> None:
+    terminal.show(sys.stderr, [line])
+
+
+def _table(outcome: dict[str, Any]) -> list[str]:
+    machine = outcome["machine"]
+    lines = [
+        "fumehood {fumehood}, Python {python}, Linux {kernel} {machine}, {cores} cores, uid {uid}, "
+        "load {load_1min:.1f}".format(**machine),
+        "",
+        f"{'':34} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'per s':>7} {'of bare':>8}",
+    ]
+    lines += [
+        "{name:34} {p50_ms:8.2f} {p95_ms:8.2f} {p99_ms:8.2f} {per_second:7.0f} {of_bare:7.2f}×".format(**row)
+        for row in outcome["series"]
+    ]
+    lines += ["", f"{'bar':34} {'measured':>10} {'at most':>10}"]
+    for bar in outcome["bars"]:
+        verdict = "holds" if bar["holds"] else "MISSED"
+        lines.append(
+            f"{bar['name']:34} {bar['value']:8.2f} {bar['unit']:<2}{bar['limit']:8g} {bar['unit']:<2} {verdict}"
+        )
+    return lines
