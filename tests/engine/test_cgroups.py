@@ -1,0 +1,449 @@
+"""Control groups: real ones where this machine lets us make them, and the texts of machines that we do not have."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fumehood.engine import cgroups
+from fumehood.engine.cgroups import Group, Home, Unavailable
+from fumehood.types import Limits
+
+SMALL = Limits(memory_bytes=32 << 20, processes=3)
+
+
+# ---- real groups
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    found = cgroups.find_home()
+    if not isinstance(found, Home) or found.missing:
+        pytest.skip(f"no groups of our own on this machine: {found}")
+    yield found
+    cgroups.remove_home(found)
+    for path in found.directories.values():
+        assert not os.path.exists(path), "a group was left behind"
+
+
+@pytest.fixture
+def group(home: Home) -> Iterator[Group]:
+    made = Group(home, "0")
+    yield made
+    made.clear(frozenset())
+    made.remove()
+    for path in made.paths.values():
+        assert not os.path.exists(path), "a group was left behind"
+
+
+@contextmanager
+def waiting_child(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs `code` when a line comes on its standard input, after it has been put where it should run."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"input()\n{code}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def go(child: subprocess.Popen[str]) -> str:
+    return child.communicate("go\n", timeout=20)[0]
+
+
+def value(group: Group, controller: str, name: str) -> str:
+    return Path(group.paths[controller], name).read_text().strip()
+
+
+def test_limits_are_in_the_kernels_files(home: Home, group: Group) -> None:
+    group.arm(SMALL)
+    assert value(group, "pids", "pids.max") == str(SMALL.processes + 2), "the supervisor and the zygote count as well"
+    assert value(group, "memory", "memory.max" if home.version == 2 else "memory.limit_in_bytes") == str(32 << 20)
+
+
+def test_limits_go_up_and_down_with_the_next_execution(home: Home, group: Group) -> None:
+    name = "memory.max" if home.version == 2 else "memory.limit_in_bytes"
+    for size in (64 << 20, 16 << 20, 128 << 20):
+        group.arm(Limits(memory_bytes=size))
+        assert value(group, "memory", name) == str(size)
+
+
+def test_who_enters_is_counted_in_every_controller(group: Group) -> None:
+    group.arm(SMALL)
+    with waiting_child("") as child:
+        group.enter(child.pid)
+        for controller in group.paths:
+            assert value(group, controller, "cgroup.procs") == str(child.pid)
+
+
+def test_nothing_was_hit_when_nothing_happened(group: Group) -> None:
+    group.arm(SMALL)
+    with waiting_child("print('fine')") as child:
+        group.enter(child.pid)
+        assert go(child) == "fine\n"
+    assert group.hits() == (False, False)
+    assert not group.ran_out_of_memory()
+
+
+def test_a_kill_for_memory_is_seen_once(group: Group) -> None:
+    group.arm(SMALL)
+    with waiting_child("x = bytearray(64 << 20); print('survived')") as child:
+        group.enter(child.pid)
+        assert go(child) == ""
+        assert child.returncode == -signal.SIGKILL
+    assert group.hits() == (True, False)
+    assert group.ran_out_of_memory()
+    group.arm(SMALL)
+    assert group.hits() == (False, False), "the next execution starts from nothing"
+
+
+FORKS = """
+import os, time
+for _ in range(8):
+    try:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+    except BlockingIOError:
+        print('refused', flush=True)
+        break
+"""
+
+
+def test_a_refused_process_is_seen_and_clearing_ends_the_rest(group: Group) -> None:
+    group.arm(SMALL)
+    with waiting_child(FORKS + "time.sleep(20)") as child:
+        group.enter(child.pid)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "refused\n"
+        assert group.hits() == (False, True)
+        assert len(value(group, "pids", "cgroup.procs").split()) == SMALL.processes + 2
+        group.clear(frozenset({child.pid}))
+        assert value(group, "pids", "cgroup.procs") == str(child.pid), "who is spared stays"
+        group.clear(frozenset())
+        assert value(group, "pids", "cgroup.procs") == ""
+
+
+def test_a_group_is_free_when_its_occupant_is_gone(group: Group) -> None:
+    assert group.is_free()
+    with waiting_child("") as child:
+        group.occupy(os.pidfd_open(child.pid), until_cleared=False)
+        assert not group.is_free()
+        go(child)
+        assert group.is_free(1.0)
+        assert group.is_free(), "and stays so"
+
+
+def test_a_group_that_nothing_holds_together_is_free_only_when_cleared(group: Group) -> None:
+    with waiting_child("") as child:
+        group.occupy(os.pidfd_open(child.pid), until_cleared=True)
+        go(child)
+        assert not group.is_free(0.1)
+        group.clear(frozenset())
+        assert group.is_free()
+
+
+def test_two_groups_have_limits_of_their_own(home: Home) -> None:
+    one, two = Group(home, "one"), Group(home, "two")
+    one.arm(Limits(processes=5))
+    two.arm(Limits(processes=50))
+    assert (value(one, "pids", "pids.max"), value(two, "pids", "pids.max")) == ("7", "52")
+    one.remove()
+    two.remove()
+
+
+def test_a_home_carries_its_owners_number_and_goes_away_with_its_groups(home: Home) -> None:
+    Group(home, "left")
+    for path in home.directories.values():
+        assert os.path.basename(path).startswith(f"fumehood-{os.getpid()}-")
+        assert os.path.isdir(path)
+    cgroups.remove_home(home)
+    for path in home.directories.values():
+        assert not os.path.exists(path)
+
+
+def test_a_dead_owners_groups_are_swept_by_the_next(home: Home) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for path in set(home.directories.values()):
+        left = f"{os.path.dirname(path)}/fumehood-{dead.pid}-abc"
+        os.makedirs(f"{left}/0")
+        cgroups._sweep(os.path.dirname(path))
+        assert not os.path.exists(left)
+        assert os.path.exists(path), "ours is in use"
+
+
+# ---- sweeping, on plain directories
+
+
+def test_only_dead_owners_directories_are_swept(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    stays = [
+        f"fumehood-{os.getpid()}-1",
+        "fumehood-host",
+        f"other-{dead.pid}-1",
+        "fumehood-",
+        str(dead.pid),
+        "user.slice",
+    ]
+    goes = [f"fumehood-{dead.pid}-1", f"fumehood-{dead.pid}-ffff"]
+    for name in stays + goes:
+        (tmp_path / name / "0").mkdir(parents=True)
+    (tmp_path / "cgroup.procs").write_text("")
+    cgroups._sweep(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {*stays, "cgroup.procs"}
+
+
+def test_what_cannot_be_removed_stays_without_a_fuss(tmp_path: Path) -> None:
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group" / "file").write_text("the kernel's files cannot be unlinked, plain ones keep a directory")
+    cgroups._remove(str(tmp_path / "group"))
+    cgroups._remove(str(tmp_path / "never was"))
+    assert (tmp_path / "group").is_dir()
+
+
+# ---- where we are: /proc/self/cgroup and mountinfo of several machines
+
+V1 = (
+    "9:name=systemd:/\n8:pids:/user/a\n4:memory:/jobs/x\n1:cpu,cpuacct:/\n",
+    "24 1 0:22 / /sys rw,nosuid - sysfs sysfs rw\n"
+    "30 24 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n"
+    "33 30 0:29 / /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
+    "34 30 0:30 / /sys/fs/cgroup/pids rw,nosuid shared:10 - cgroup cgroup rw,pids\n"
+    "35 30 0:31 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n",
+)
+HYBRID = (
+    "12:pids:/user.slice/user-1000.slice\n5:memory:/user.slice/user-1000.slice\n0::/user.slice/user-1000.slice/x.scope\n",
+    V1[1] + "31 30 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n",
+)
+V2 = (
+    "0::/user.slice/user-1000.slice/session-2.scope\n",
+    "30 24 0:26 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n",
+)
+DOCKER_V2 = ("0::/\n", "30 24 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate\n")
+DOCKER_V1 = (
+    "8:pids:/docker/abc\n4:memory:/docker/abc/deeper\n",
+    "33 30 0:29 /docker/abc /sys/fs/cgroup/memory ro master:9 - cgroup cgroup rw,memory\n"
+    "34 30 0:30 /docker/abc /sys/fs/cgroup/pids ro master:10 - cgroup cgroup rw,pids\n",
+)
+SYSTEMD_ONLY = (
+    "1:name=systemd:/a\n0::/a\n",
+    "31 30 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        pytest.param(V1, {"memory": "/sys/fs/cgroup/memory/jobs/x", "pids": "/sys/fs/cgroup/pids/user/a"}, id="v1"),
+        pytest.param(
+            HYBRID,
+            {
+                "memory": "/sys/fs/cgroup/memory/user.slice/user-1000.slice",
+                "pids": "/sys/fs/cgroup/pids/user.slice/user-1000.slice",
+            },
+            id="hybrid",
+        ),
+        pytest.param(V2, {"": "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope"}, id="v2"),
+        pytest.param(DOCKER_V2, {"": "/sys/fs/cgroup"}, id="container-v2"),
+        pytest.param(
+            DOCKER_V1, {"memory": "/sys/fs/cgroup/memory/deeper", "pids": "/sys/fs/cgroup/pids"}, id="container-v1"
+        ),
+        pytest.param(SYSTEMD_ONLY, {}, id="no-controllers"),
+        pytest.param(("", ""), {}, id="nothing"),
+    ],
+)
+def test_our_own_groups_are_found(
+    machine: tuple[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"/proc/self/cgroup": machine[0], "/proc/self/mountinfo": machine[1]}
+    monkeypatch.setattr(cgroups, "_read", texts.__getitem__)
+    assert cgroups._own_groups() == expected
+
+
+@pytest.mark.xfail(reason="the mount's root is cut off as a prefix of characters, not of path components")
+def test_a_mount_of_a_group_with_a_longer_name_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "/proc/self/cgroup": "4:memory:/docker/abcdef\n",
+        "/proc/self/mountinfo": "33 30 0:29 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
+    }
+    monkeypatch.setattr(cgroups, "_read", texts.__getitem__)
+    assert cgroups._own_groups() == {"memory": "/sys/fs/cgroup/memory"}
+
+
+@pytest.mark.xfail(raises=ValueError, reason="a mount whose source is the empty string has one field less")
+def test_a_mount_without_a_source_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"/proc/self/cgroup": V1[0], "/proc/self/mountinfo": "40 30 0:9 / /odd rw - tmpfs  rw\n" + V1[1]}
+    monkeypatch.setattr(cgroups, "_read", texts.__getitem__)
+    assert set(cgroups._own_groups()) == {"memory", "pids"}
+
+
+def test_a_machine_without_proc_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, "no /proc here", path)
+
+    monkeypatch.setattr(cgroups, "_read", refuse)
+    found = cgroups.find_home()
+    assert isinstance(found, Unavailable)
+    assert (found.step, found.errno) == ("find cgroup", errno.ENOENT)
+    assert found.fix
+
+
+# ---- v2, on a tree of plain files that stand for the kernel's
+
+
+@pytest.fixture
+def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Directories get their files when they are made, as in the real file system."""
+    own = tmp_path / "cgroup"
+
+    def populate(path: object, *_: object, exist_ok: bool = False) -> None:
+        directory = Path(str(path))
+        if directory.exists() and exist_ok:
+            return
+        mkdir(directory)
+        for name in ("cgroup.procs", "cgroup.subtree_control", "memory.max", "memory.swap.max", "pids.max"):
+            (directory / name).write_text("")
+        (directory / "memory.events").write_text("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n")
+        (directory / "pids.events").write_text("max 0\n")
+
+    mkdir = os.mkdir
+    monkeypatch.setattr(os, "mkdir", populate)
+    monkeypatch.setattr(os, "makedirs", populate)
+    populate(own)
+    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"": str(own)})
+    return own
+
+
+def test_v2_has_one_directory_for_both_controllers(unified: Path) -> None:
+    found = cgroups.find_home()
+    assert isinstance(found, Home)
+    assert found.version == 2
+    assert found.missing == {}
+    assert found.mechanism == "cgroup v2"
+    (path,) = set(found.directories.values())
+    assert os.path.dirname(path) == str(unified)
+    assert (unified / "cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def test_v2_limits_go_to_v2_files_and_swap_is_no_way_around(unified: Path) -> None:  # noqa: ARG001
+    found = cgroups.find_home()
+    assert isinstance(found, Home)
+    group = Group(found, "0")
+    group.arm(SMALL)
+    assert value(group, "memory", "memory.max") == str(32 << 20)
+    assert value(group, "memory", "memory.swap.max") == "0"
+    assert value(group, "pids", "pids.max") == "5"
+    group.enter(4321)
+    assert value(group, "pids", "cgroup.procs") == "4321"
+
+
+def test_v2_hits_are_read_from_events(unified: Path) -> None:  # noqa: ARG001
+    found = cgroups.find_home()
+    assert isinstance(found, Home)
+    group = Group(found, "0")
+    path = Path(group.paths["memory"])
+    (path / "memory.events").write_text("oom 3\noom_kill 3\n")
+    (path / "pids.events").write_text("max 7\n")
+    group.arm(SMALL)
+    assert group.hits() == (False, False), "what was before does not count"
+    (path / "memory.events").write_text("oom 9\noom_kill 3\noom_group_kill 9\n")
+    assert group.hits() == (False, False), "only a kill is a kill"
+    (path / "memory.events").write_text("oom 9\noom_kill 4\n")
+    assert group.hits() == (True, False)
+    (path / "pids.events").write_text("max 8\n")
+    assert group.hits() == (True, True)
+
+
+def test_v2_that_gives_one_controller_says_which_is_missing(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = cgroups._write
+
+    def only_memory(path: str, text: str) -> None:
+        if text == "+pids":
+            raise OSError(errno.ENOENT, "not among cgroup.controllers")
+        write(path, text)
+
+    monkeypatch.setattr(cgroups, "_write", only_memory)
+    found = cgroups.find_home()
+    assert isinstance(found, Home)
+    assert set(found.directories) == {"memory"}
+    assert found.missing["pids"].errno == errno.ENOENT
+    assert str(unified) in found.directories["memory"]
+
+
+@pytest.mark.xfail(reason="every zygote moves this process one fumehood-host deeper, and none of them is ever removed")
+def test_v2_steps_aside_once_where_processes_and_controllers_may_not_meet(
+    unified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's rule: a group with processes gives no controllers to its children."""
+    place = [unified]  # where this process is
+    write = cgroups._write
+
+    def as_the_kernel_does(path: str, text: str) -> None:
+        directory = Path(path).parent
+        if path.endswith("cgroup.subtree_control") and directory == place[0]:
+            raise OSError(errno.EBUSY, "Device or resource busy", path)
+        if path.endswith("cgroup.procs") and text == str(os.getpid()):
+            place[0] = directory
+        write(path, text)
+
+    monkeypatch.setattr(cgroups, "_write", as_the_kernel_does)
+    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"": str(place[0])})
+    assert isinstance(cgroups.find_home(), Home)
+    assert place[0] == unified / "fumehood-host"
+    assert isinstance(cgroups.find_home(), Home), "a second zygote"
+    assert place[0] == unified / "fumehood-host", "deeper with every zygote"
+
+
+# ---- no rights
+
+
+def test_a_directory_that_we_may_not_write_is_a_reason_not_an_exception(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "memory").write_text("not a directory: every group beneath it is refused")
+    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"memory": str(tmp_path / "memory")})
+    found = cgroups.find_home()
+    assert isinstance(found, Unavailable)
+    assert found.step == "make a memory group"
+    assert errno.errorcode[found.errno] == "ENOTDIR"
+    assert "Delegate=yes" in found.fix
+
+
+def test_v1_that_has_only_one_controller_uses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"pids": str(tmp_path)})
+    found = cgroups.find_home()
+    assert isinstance(found, Home)
+    assert set(found.directories) == {"pids"}
+    assert found.missing["memory"].step == "find memory controller"
+    cgroups.remove_home(found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_homes_made_at_once_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"pids": str(tmp_path)})
+    paths = set()
+    for _ in range(3):
+        found = cgroups.find_home()
+        assert isinstance(found, Home)
+        paths.add(found.directories["pids"])
+        time.sleep(0.001)
+    assert len(paths) == 3
