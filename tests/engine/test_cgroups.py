@@ -224,11 +224,13 @@ def test_what_cannot_be_removed_stays_without_a_fuss(tmp_path: Path) -> None:
 
 V1 = (
     "9:name=systemd:/\n8:pids:/user/a\n4:memory:/jobs/x\n1:cpu,cpuacct:/\n",
-    "24 1 0:22 / /sys rw,nosuid - sysfs sysfs rw\n"
-    "30 24 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n"
-    "33 30 0:29 / /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
-    "34 30 0:30 / /sys/fs/cgroup/pids rw,nosuid shared:10 - cgroup cgroup rw,pids\n"
-    "35 30 0:31 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n",
+    (
+        "24 1 0:22 / /sys rw,nosuid - sysfs sysfs rw\n"
+        "30 24 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n"
+        "33 30 0:29 / /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
+        "34 30 0:30 / /sys/fs/cgroup/pids rw,nosuid shared:10 - cgroup cgroup rw,pids\n"
+        "35 30 0:31 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n"
+    ),
 )
 HYBRID = (
     "12:pids:/user.slice/user-1000.slice\n5:memory:/user.slice/user-1000.slice\n0::/user.slice/user-1000.slice/x.scope\n",
@@ -241,8 +243,10 @@ V2 = (
 DOCKER_V2 = ("0::/\n", "30 24 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate\n")
 DOCKER_V1 = (
     "8:pids:/docker/abc\n4:memory:/docker/abc/deeper\n",
-    "33 30 0:29 /docker/abc /sys/fs/cgroup/memory ro master:9 - cgroup cgroup rw,memory\n"
-    "34 30 0:30 /docker/abc /sys/fs/cgroup/pids ro master:10 - cgroup cgroup rw,pids\n",
+    (
+        "33 30 0:29 /docker/abc /sys/fs/cgroup/memory ro master:9 - cgroup cgroup rw,memory\n"
+        "34 30 0:30 /docker/abc /sys/fs/cgroup/pids ro master:10 - cgroup cgroup rw,pids\n"
+    ),
 )
 SYSTEMD_ONLY = (
     "1:name=systemd:/a\n0::/a\n",
