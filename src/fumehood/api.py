@@ -7,8 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import arguments, config, registry
@@ -48,12 +46,12 @@ class OneShot:
         self._owns = backend is None
         self._backend = backend or registry.open_backend(settings)
         self._spec = SandboxSpec(settings.limits(), settings.network)
-        self._resource_limits = asdict(self._spec.limits)
+        self._resource_limits = self._spec.limits._asdict()
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._run_id = os.urandom(8).hex()
         self._step = 0
         self._store: Store | None = None
-        self._records_dir = Path(_absolute(settings.artifacts_dir), "executions")
+        self._records_dir = os.path.join(_absolute(settings.artifacts_dir), "executions")
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._cancels = 0  # an execution is cancelled when this is not what it was at its start
@@ -205,11 +203,13 @@ class OneShot:
         policy = self.settings.store_code
         if policy == "never" or (policy == "on_error" and result.exit_code == 0 and result.meta["reason"] == "ok"):
             return
-        from . import records  # most calls store nothing
+        from pathlib import Path  # most calls store nothing
+
+        from . import records
 
         if self._store is None:
             max_bytes = self.settings.store_max_mb * _MB
-            self._store = records.Store(self._records_dir, policy=policy, max_bytes=max_bytes)
+            self._store = records.Store(Path(self._records_dir), policy=policy, max_bytes=max_bytes)
         command = plan.command
         record = records.build(
             execution_id=result.meta["execution_id"],

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import config_values as v
 from .config_files import read_env, read_yaml
 from .errors import BadArgument, ConfigurationError
 from .types import LEVELS, Limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _MIB = 1024 * 1024
 _WEEK_S = 7 * 24 * 3600
@@ -22,8 +23,7 @@ _STORE_CODE = ("never", "on_error", "always")
 PLANTABLE = "./fumehood.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """Every setting, checked."""
 
     type: str = "local"
@@ -68,11 +68,10 @@ class Settings:
         )
 
 
-DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
+DEFAULTS: dict[str, Any] = Settings._field_defaults
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One setting: `parse` takes a string or a native value, `narrows` says what ./fumehood.yaml may do to it."""
 
     name: str
@@ -125,8 +124,7 @@ _BY_NAME = {field.name: field for field in FIELDS}
 _BY_ENV = {field.env_name: field for field in FIELDS}
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The settings and where each came from."""
 
     settings: Settings

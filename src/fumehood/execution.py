@@ -10,8 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .backends.base import Backend, DirectBackend, SandboxSpec
 from .errors import IsolationUnavailable
@@ -24,8 +23,7 @@ _KILLED = 128 + signal.SIGKILL
 _MB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Everything about one execution that is decided before it starts."""
 
     runtime: str

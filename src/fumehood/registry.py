@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 
@@ -42,6 +41,8 @@ def factory(name: str) -> Factory:
         return _built_in(name)
     third_party = _third_party()
     if name not in third_party:
+        import difflib  # only for a message
+
         close = difflib.get_close_matches(name, names(), n=1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
         raise UnknownBackend(

@@ -1,10 +1,15 @@
-"""The shapes every layer shares. Data only."""
+"""The shapes every layer shares. Data only.
+
+Named tuples but for the public result: making a dataclass costs ten times as much, and every process pays at its first
+call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
 
 Level = Literal["process", "confined", "sealed"]
 LEVELS: tuple[Level, ...] = ("process", "confined", "sealed")  # weakest first
@@ -29,8 +34,7 @@ class ExecutionResult:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What one execution may use. The whole process tree counts."""
 
     memory_bytes: int = 1024 * 1024 * 1024
@@ -42,28 +46,25 @@ class Limits:
     inodes: int = 16384
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One program to run: `argv`, or program text that `argv[0]` runs from the file named in `argv[1]`."""
 
     argv: tuple[str, ...]
     script: bytes | None = None
     stdin: bytes = b""
-    env: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)  # relative to the working directory
+    env: Mapping[str, str] = MappingProxyType({})
+    files: Mapping[str, bytes] = MappingProxyType({})  # relative to the working directory
     cpu_s: float | None = None  # seconds of CPU per process, a backstop behind the deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """Bytes that the program wrote."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """How the program ended, as the host saw it. Exactly one per process, always the last event."""
 
     exit_code: int  # the program's own, or 128+n
@@ -72,8 +73,7 @@ class Exited:
     max_rss_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """One line of a receipt: how far one axis is isolated, by what, and why not further."""
 
     level: Literal["sealed", "confined", "process", "none"]
@@ -93,8 +93,7 @@ class Axis:
         return {name: value for name, value in pairs if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What was enforced, found by doing it."""
 
     level: Level

@@ -10,17 +10,15 @@ A backend that can be driven without an event loop also has `start_direct`; its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..types import Command, Exited, Limits, Output, Receipt
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxSpec:
+class SandboxSpec(NamedTuple):
     """What a sandbox should be like."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     network: bool = False
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from ..config import Settings
-from ..engine import engine
-from ..engine.cell import Cell
+from ..engine.launch import launch_ahead
 from ..errors import BackendUnavailable, RuntimeMissing
 from ..types import Command, Receipt
 from .base import Backend, Sandbox, SandboxSpec
+
+if TYPE_CHECKING:
+    from ..engine.cell import Cell
+    from ..engine.engine import Engine
 
 _PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 
@@ -24,15 +28,15 @@ class LocalBackend(Backend):
                 f"the local backend needs Linux, this is {sys.platform}: set SANDBOX_TYPE=docker or use another backend"
             )
         self._settings = settings
-        self._engine = engine.shared(settings.isolation, settings.require)
+        self._engine: Engine | None = None
 
     def start_direct(self, spec: SandboxSpec, command: Command) -> Cell:
         _check_runtime(command)
-        return self._engine.start(command, spec.limits, network=spec.network)
+        return self._loaded().start(command, spec.limits, network=spec.network)
 
     async def check(self) -> Receipt:
         settings = self._settings
-        return self._engine.check(settings.limits(), network=settings.network)
+        return self._loaded().check(settings.limits(), network=settings.network)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         from ._local_async import LocalSandbox  # importing asyncio costs more than a whole execution
@@ -41,6 +45,15 @@ class LocalBackend(Backend):
 
     async def close(self) -> None:
         """Zygotes are shared and end with this process."""
+
+    def _loaded(self) -> Engine:
+        if self._engine is None:
+            if "fumehood.engine.engine" not in sys.modules:
+                launch_ahead()  # the zygote's interpreter starts while we import what will drive it
+            from ..engine.engine import shared
+
+            self._engine = shared(self._settings.isolation, self._settings.require)
+        return self._engine
 
 
 def _check_runtime(command: Command) -> None:

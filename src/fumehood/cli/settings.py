@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -27,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     loaded = config.load(env_file=Path(args.env_file) if args.env_file else None)
     if args.json:
-        values = dataclasses.asdict(loaded.settings)
+        values = loaded.settings._asdict()
         document = {n: {"value": v, "origin": loaded.origins[n]} for n, v in values.items()} if args.origin else values
         terminal.show(sys.stdout, [json.dumps(document, indent=2)])
         return 0

@@ -9,6 +9,10 @@ import ctypes
 import os
 import struct
 
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # PyDLL keeps the GIL: a raw clone must not run while another thread could take it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _python = ctypes.pythonapi
@@ -18,6 +22,8 @@ CLONE_PARENT = 0x00008000
 _CLONE_PIDFD = 0x00001000
 _CLONE_CHILD_CLEARTID = 0x00200000
 _CLONE_CHILD_SETTID = 0x01000000
+_CLONE_INTO_CGROUP = 0x200000000
+_CLONE3 = 435
 _SIGCHLD = 17
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
@@ -92,8 +98,25 @@ def clone(flags: int) -> tuple[int, int]:
     flags |= _CLONE_PIDFD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | _SIGCHLD
     child_tid, tls = (tid_address, None) if _X86 else (None, tid_address)  # the last two are swapped on aarch64
     number = ctypes.c_long(_number("clone"))
+    arguments = (ctypes.c_ulong(flags), None, ctypes.byref(pidfd), child_tid, tls)
+    return _fork(lambda: _libc.syscall(number, *arguments), pidfd)
+
+
+def clone_into_group(flags: int, group: int) -> tuple[int, int]:
+    """`clone`, born into the v2 control group whose directory is open as `group`."""
+    pidfd = ctypes.c_int(-1)
+    tid_address = ctypes.c_void_p()
+    _check(_libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(tid_address), 0, 0, 0), "prctl(PR_GET_TID_ADDRESS)")
+    flags |= _CLONE_PIDFD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | _CLONE_INTO_CGROUP
+    # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
+    fields = (flags, ctypes.addressof(pidfd), tid_address.value or 0, 0, _SIGCHLD, 0, 0, 0, 0, 0, group)
+    request = ctypes.create_string_buffer(struct.pack("11Q", *fields))
+    return _fork(lambda: _libc.syscall(ctypes.c_long(_CLONE3), request, ctypes.c_size_t(88)), pidfd)
+
+
+def _fork(call: Callable[[], int], pidfd: ctypes.c_int) -> tuple[int, int]:
     _python.PyOS_BeforeFork()
-    pid = _libc.syscall(number, ctypes.c_ulong(flags), None, ctypes.byref(pidfd), child_tid, tls)
+    pid = call()
     if pid == 0:
         _python.PyOS_AfterFork_Child()
         return 0, -1

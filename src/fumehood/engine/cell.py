@@ -61,8 +61,8 @@ class Cell:
 
     # --- birth, by the zygote's owner
 
-    def hand_over_ends(self, zygote: socket.socket, order: bytes) -> None:
-        socket.send_fds(zygote, [order], self._theirs)
+    def hand_over_ends(self, zygote: socket.socket, order: bytes, doors: list[int]) -> None:
+        socket.send_fds(zygote, [order], [*self._theirs, *doors])
         for fd in self._theirs:
             os.close(fd)
         self._theirs = []

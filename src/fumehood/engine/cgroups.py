@@ -1,7 +1,8 @@
 """Memory and process limits of a whole tree by control groups, v1 or v2, where we may write them.
 
-A process cannot be born into a v1 group of our choice, and moving one there waits for the kernel (10 ms and more). So
-the zygote itself sits in the group that its next cell shall live in; it moves only if that group is still in use.
+Moving another process into a group makes the kernel wait for every core (10 ms and more). A single thread that moves
+itself in a v1 group, or is born into a v2 one, costs next to nothing: so a cell is handed the descriptors of its group
+and goes there as its first deed.
 """
 
 from __future__ import annotations
@@ -43,16 +44,18 @@ class Group:
     def __init__(self, home: Home, name: str):
         self._v2 = home.version == 2
         self.paths = {controller: f"{base}/{name}" for controller, base in home.directories.items()}
-        for path in set(self.paths.values()):
+        directories = list(dict.fromkeys(self.paths.values()))
+        for path in directories:
             os.mkdir(path)
+        if self._v2:
+            wanted = [(directories[0], os.O_RDONLY | os.O_DIRECTORY), (f"{directories[0]}/cgroup.procs", os.O_WRONLY)]
+        else:
+            wanted = [(f"{path}/tasks", os.O_WRONLY) for path in directories]
+        self.doors = [os.open(path, flags | os.O_CLOEXEC) for path, flags in wanted]  # by which a cell enters
         self._limits: tuple[int, int] | None = None
         self._occupant = -1
         self._held = False
         self._counts = (0, 0)
-
-    def enter(self, pid: int) -> None:
-        for path in dict.fromkeys(self.paths.values()):
-            _write(f"{path}/cgroup.procs", str(pid))
 
     def occupy(self, pidfd: int, *, until_cleared: bool) -> None:
         self._occupant = pidfd
@@ -73,7 +76,7 @@ class Group:
         return True
 
     def arm(self, limits: Limits) -> None:
-        wanted = (limits.memory_bytes, limits.processes + 2)  # the supervisor and the zygote count as well
+        wanted = (limits.memory_bytes, limits.processes + 1)  # the supervisor counts as well
         if wanted != self._limits:
             if "memory" in self.paths:
                 self._set_memory(wanted[0])
@@ -90,9 +93,9 @@ class Group:
         kills, refusals = self._read_counts()
         return kills > self._counts[0], refusals > self._counts[1]
 
-    def clear(self, spare: frozenset[int]) -> None:
-        """Kill all inside but `spare`, for a cell that no pid namespace holds together; then it is free again."""
-        self._kill(spare)
+    def clear(self) -> None:
+        """Kill all inside, for a cell that no pid namespace holds together; then it is free again."""
+        self._kill()
         self._held = False
 
     def remove(self) -> None:
@@ -101,14 +104,19 @@ class Group:
         if self._occupant >= 0:
             os.close(self._occupant)
             self._occupant = -1
+        self.let_go()
         for path in set(self.paths.values()):
             _remove(path)
 
-    def _kill(self, spare: frozenset[int]) -> None:
+    def let_go(self) -> None:
+        for fd in self.doors:
+            os.close(fd)
+        self.doors = []
+
+    def _kill(self) -> None:
         path = self.paths.get("pids") or self.paths["memory"]
         for _ in range(100):
             pids = [int(line) for line in _read(f"{path}/cgroup.procs").split()]
-            pids = [pid for pid in pids if pid not in spare]
             if not pids:
                 return
             for pid in pids:
@@ -136,6 +144,44 @@ class Group:
         if "pids" in self.paths:
             refusals = _field(_read(f"{self.paths['pids']}/pids.events"), "max")
         return kills, refusals
+
+
+class Groups:
+    """As many as cells have been alive at once, used again and again."""
+
+    def __init__(self) -> None:
+        self.home = find_home()
+        self._groups: list[Group] = []
+
+    @property
+    def version(self) -> int:
+        return self.home.version if isinstance(self.home, Home) else 0
+
+    def counts(self, controller: str) -> bool:
+        return isinstance(self.home, Home) and controller in self.home.directories
+
+    def free(self) -> Group | None:
+        """One that nobody is in; None where there are no groups."""
+        if not isinstance(self.home, Home):
+            return None
+        for group in self._groups:
+            if group.is_free():
+                return group
+        self._groups.append(Group(self.home, str(len(self._groups))))
+        return self._groups[-1]
+
+    def remove(self) -> None:
+        for group in self._groups:
+            group.remove()
+        self._groups.clear()
+        if isinstance(self.home, Home):
+            for path in set(self.home.directories.values()):
+                _remove(path)
+
+    def let_go(self) -> None:
+        """In a forked child: only the descriptors are its own."""
+        for group in self._groups:
+            group.let_go()
 
 
 def find_home() -> Home | Unavailable:
@@ -166,11 +212,6 @@ def find_home() -> Home | Unavailable:
     if not directories:
         return missing[_CONTROLLERS[0]]
     return Home(version, directories, missing)
-
-
-def remove_home(home: Home) -> None:
-    for path in set(home.directories.values()):
-        _remove(path)
 
 
 def _delegate(own: str) -> str:

@@ -164,7 +164,7 @@ def _start(root: Root, command: Command, limits: Limits) -> Cell:
 
         def release(group: Group | None) -> None:
             if group is not None:
-                group.clear(root.zygote.pids)
+                group.clear()
             private.remove(directory)
 
     try:

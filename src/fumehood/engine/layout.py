@@ -37,9 +37,8 @@ class Layout(NamedTuple):
     user_packages: tuple[str, ...] = ()
 
 
-def discover() -> Layout:
+def discover(executable: str) -> Layout:
     """The running interpreter's own surroundings."""
-    executable = sys.executable or os.path.realpath("/proc/self/exe")
     wanted: list[str] = []
     links: dict[str, str] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from ..types import Axis, Level, Limits, Receipt
@@ -38,7 +37,7 @@ def _explain(axis: Axis, enforced: Enforced) -> Axis:
     """Where a whole level is missing, every weaker axis says which step failed."""
     if enforced.failure is None or axis.step is not None or axis.level == "sealed":
         return axis
-    return replace(axis, step=enforced.failure.step, errno=errno_name(enforced.failure.errno), fix=enforced.fix)
+    return axis._replace(step=enforced.failure.step, errno=errno_name(enforced.failure.errno), fix=enforced.fix)
 
 
 def _sealed_axes(enforced: Enforced) -> dict[str, Axis]:
@@ -63,7 +62,7 @@ def _open_axes(enforced: Enforced) -> dict[str, Axis]:
     confined = enforced.level == "confined"
     files = Axis("none", "private working directory only; the host's files are visible")
     if confined and not enforced.landlock:
-        files = replace(files, step="landlock", errno="ENOSYS", fix=fix_for("landlock", 0))
+        files = files._replace(step="landlock", errno="ENOSYS", fix=fix_for("landlock", 0))
     if enforced.landlock:
         files = Axis("confined", f"Landlock ABI {enforced.landlock}: interpreter and system read-only, own directory")
     network = Axis("none", "the host's network")
@@ -103,8 +102,8 @@ def _memory(enforced: Enforced, limits: Limits) -> Axis:
 def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:
     groups = enforced.groups
     if isinstance(groups, Home) and "pids" in groups.directories:
-        return replace(axis, mechanism=f"{axis.mechanism}; {groups.mechanism}, at most {limits.processes}")
+        return axis._replace(mechanism=f"{axis.mechanism}; {groups.mechanism}, at most {limits.processes}")
     if enforced.level == "sealed":
-        return replace(axis, mechanism=f"{axis.mechanism}; RLIMIT_NPROC, at most {limits.processes}")
+        return axis._replace(mechanism=f"{axis.mechanism}; RLIMIT_NPROC, at most {limits.processes}")
     reason = groups.missing["pids"] if isinstance(groups, Home) else groups
-    return replace(axis, step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)
+    return axis._replace(step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)

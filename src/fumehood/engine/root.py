@@ -7,11 +7,11 @@ import os
 
 from ..types import Level, Limits, Receipt
 from . import plan, receipt
-from .cgroups import Home
 from .diagnose import fix_for
 from .frames import Failure
+from .launch import PACKAGE_HOME, boot, host_executable
 from .layout import discover
-from .zygotes import PACKAGE_HOME, SetupFailed, Zygote, boot
+from .zygotes import SetupFailed, Zygote
 
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
@@ -19,7 +19,15 @@ _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/pa
 class Root:
     def __init__(self, level: Level, network: bool, failure: Failure | None):
         self.level = level
-        self.layout = discover()
+        self.zygote = Zygote(host_executable())
+        try:
+            self._build(level, network, failure)
+        except BaseException:
+            self.zygote.close()
+            raise
+
+    def _build(self, level: Level, network: bool, failure: Failure | None) -> None:
+        self.layout = discover(host_executable())
         self._network = network
         self._failure = failure  # why no stronger level
         self._caller = plan.Caller(os.geteuid(), os.getegid())
@@ -35,21 +43,16 @@ class Root:
         self._has_proc = True
         self._orders: dict[Limits, bytes] = {}
         self._receipts: dict[Limits, Receipt] = {}
-        self.zygote = Zygote(
-            self.layout.executable,
+        self.zygote.become(
             {
                 "flags": self._plan.flags,
                 "steps": self._plan.steps,
                 "packages": self.layout.user_packages,
                 "again": boot(self.layout.executable, plan.ENGINE) if again else None,
-            },
+            }
         )
-        try:
-            self._filter = _filter(level, network)  # while the interpreter starts
-            self.zygote.wait_up()
-        except BaseException:
-            self.zygote.close()
-            raise
+        self._filter = _filter(level, network)  # while the root is built
+        self.zygote.wait_up()
         self._landlock = self.zygote.landlock_abi if level == "confined" else 0
         drops = self._caller.is_root and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
@@ -77,7 +80,7 @@ class Root:
                 self._filter,
                 network=self._network,
                 has_proc=self._has_proc,
-                counted=self._counts("pids"),
+                counted=self.zygote.groups.counts("pids"),
             )
             known = self._orders[limits] = self._order(cell, limits)
         return known
@@ -98,7 +101,7 @@ class Root:
                 own_proc=self._has_proc,
                 became_unprivileged=self._caller.is_root and (self.level == "sealed" or self.owner is not None),
                 is_root=self._caller.is_root,
-                groups=self.zygote.home,
+                groups=self.zygote.groups.home,
                 failure=self._failure,
                 fix=fix_for(self._failure.step, self._failure.errno) if self._failure is not None else None,
             )
@@ -115,26 +118,24 @@ class Root:
             readable=(*self.layout.trees, *self.layout.devices, *_READABLE),
             drop_root=self.owner is not None,
             landlock=bool(self._landlock),
-            counted=self._counts("pids"),
+            counted=self.zygote.groups.counts("pids"),
         )
 
     def _order(self, cell: plan.CellPlan, limits: Limits) -> bytes:
         return marshal.dumps(
             {
                 "flags": cell.flags,
+                "groups": self.zygote.groups.version,
                 "cell_steps": cell.cell_steps,
                 "program_steps": cell.program_steps,
                 "workspace": cell.workspace,
                 "program": cell.program,
                 "sealed": self.level == "sealed",
                 "disk": cell.disk,
-                "watch_memory": None if self._counts("memory") else limits.memory_bytes,
-                "processes": None if self._counts("pids") else limits.processes,
+                "watch_memory": None if self.zygote.groups.counts("memory") else limits.memory_bytes,
+                "processes": None if self.zygote.groups.counts("pids") else limits.processes,
             }
         )
-
-    def _counts(self, controller: str) -> bool:
-        return isinstance(self.zygote.home, Home) and controller in self.zygote.home.directories
 
 
 def _filter(level: Level, network: bool) -> bytes | None:

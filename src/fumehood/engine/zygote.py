@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CONTROL, _HOST = 3, 4
 _INSIDE = "inside"
 _MAX_ORDER = 1 << 18
-_ORDER_FDS = 4  # the program's three streams and the cell's socket to the host
+_MAX_FDS = 8  # the program's three streams, the cell's socket to the host, the doors of its control group
 
 
 def main() -> NoReturn:
@@ -113,7 +113,7 @@ def _serve(control: socket.socket) -> NoReturn:
             continue
         if _HOST in ready and _CONTROL not in ready:
             os._exit(0)
-        data, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, _ORDER_FDS)
+        data, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, _MAX_FDS)
         if not data:
             os._exit(0)
         order = marshal.loads(data)
@@ -139,7 +139,7 @@ def _settle_memory() -> None:
 def _make_cell(order: dict[str, Any], fds: list[int]) -> None:
     with socket.socket(fileno=os.dup(fds[3])) as cell:
         try:
-            pid, pidfd = sys_calls.clone(order["flags"])
+            pid, pidfd = _clone(order, fds)
         except OSError as error:
             cell.send(frames.failed("clone", error.errno or 0, str(error)))
             return
@@ -157,7 +157,19 @@ def _make_cell(order: dict[str, Any], fds: list[int]) -> None:
             os._exit(status)
 
 
+def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
+    if order["groups"] == 2:
+        try:
+            born = sys_calls.clone_into_group(order["flags"], fds[4])
+            order["groups"] = 0  # it is there
+            return born
+        except PermissionError:
+            pass  # some container managers allow the slow way only
+    return sys_calls.clone(order["flags"])
+
+
 def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
+    error = _enter_groups(order, fds[4:])
     for number, fd in enumerate(fds):
         os.dup2(fd, 100 + number, inheritable=False)
     for number in range(3):
@@ -165,6 +177,9 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     os.dup2(103, _CONTROL, inheritable=False)
     os.closerange(_CONTROL + 1, 1 << 16)
     control = socket.socket(fileno=_CONTROL)
+    if error is not None:
+        control.send(frames.failed("enter_group", error.errno or 0, str(error)))
+        return 1
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         Jail().apply(order["cell_steps"])
@@ -181,6 +196,16 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     os.close(null)
     Supervisor(control, child, order).run()
     return 0
+
+
+def _enter_groups(order: dict[str, Any], doors: list[int]) -> OSError | None:
+    """Before anything is forked or allocated. "0" is whoever writes it."""
+    try:
+        for door in doors[1:] if order["groups"] == 2 else doors if order["groups"] == 1 else ():
+            os.write(door, b"0")
+    except OSError as error:
+        return error
+    return None
 
 
 def _be_program(order: dict[str, Any], control: socket.socket) -> NoReturn:

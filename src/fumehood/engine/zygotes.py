@@ -5,7 +5,6 @@ from __future__ import annotations
 import marshal
 import os
 import signal
-import socket
 import threading
 import weakref
 from typing import Any
@@ -14,13 +13,11 @@ from ..errors import EngineFailed
 from ..types import Limits
 from . import frames
 from .cell import Cell
-from .cgroups import Group, Home, Unavailable, find_home, remove_home
+from .cgroups import Group, Groups
+from .launch import launch
 
 _START_S = 20.0
 _BORN_S = 10.0
-_LINGER_S = 0.003  # a finished cell is gone in less; moving the zygote costs more
-_BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.zygote import main; main()"
-PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 _alive: weakref.WeakSet[Zygote] = weakref.WeakSet()
 
@@ -38,48 +35,21 @@ class ZygoteGone(Exception):
 
 
 class Zygote:
-    def __init__(self, executable: str, blueprint: dict[str, Any]):
+    def __init__(self, executable: str):
         self._lock = threading.Lock()
-        self._groups: list[Group] = []
-        self._pid = 0
+        self._launched = launch(executable)
+        self._socket = self._launched.socket
+        self._launcher = self._pid = self._launched.pid
+        self.groups = Groups()
+        self._seals = False  # its cells are pid namespaces: the kernel clears up after them
         self.landlock_abi = 0
-        self._seals = bool(blueprint["flags"])  # its cells are pid namespaces: the kernel clears up after them
-        self.home: Home | Unavailable = find_home()
-        self._socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._launcher = os.posix_spawn(
-                executable,
-                boot(executable, PACKAGE_HOME),
-                {},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, null, 0),
-                    (os.POSIX_SPAWN_DUP2, null, 1),
-                    (os.POSIX_SPAWN_DUP2, self._messages, 2),
-                    (os.POSIX_SPAWN_DUP2, remote.fileno(), 3),
-                ],
-                setsid=True,
-                setsigmask=[],
-                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE],
-            )
-        except OSError as error:
-            self._socket.close()
-            os.close(self._messages)
-            self._remove_groups()
-            raise EngineFailed(f"cannot start {executable}: {error.strerror}. Is this Python installed?") from error
-        finally:
-            os.close(null)
-            remote.close()
-        self._pid = self._launcher
         _alive.add(self)
-        try:
-            self._socket.settimeout(_START_S)
-            self._socket.send(marshal.dumps(blueprint))
-            self._seat = self._take_seat(self._launcher)
-        except BaseException:
-            self.close()
-            raise
+
+    def become(self, blueprint: dict[str, Any]) -> None:
+        """Tell it what to build; `wait_up` tells how that went."""
+        self._seals = bool(blueprint["flags"])
+        self._socket.settimeout(_START_S)
+        self._socket.send(marshal.dumps(blueprint))
 
     def wait_up(self) -> None:
         """Until it takes orders. Raises what kept it from that."""
@@ -107,10 +77,10 @@ class Zygote:
         cell = Cell()
         try:
             with self._lock:
-                group = self._free_seat()
+                group = self.groups.free()
                 if group is not None:
                     group.arm(limits)
-                cell.hand_over_ends(self._socket, order)
+                cell.hand_over_ends(self._socket, order, group.doors if group is not None else [])
                 pidfd = cell.wait_born(_BORN_S)
                 if cell.failure is not None:
                     raise SetupFailed(cell.failure)
@@ -124,75 +94,32 @@ class Zygote:
             raise
         return cell, group
 
-    @property
-    def pids(self) -> frozenset[int]:
-        return frozenset({self._pid, self._launcher})
-
     def close(self) -> None:
         """Ends every cell with it."""
         _alive.discard(self)
         with self._lock:
             if self._socket.fileno() < 0:
                 return
-            self._socket.close()
-            os.close(self._messages)
+            self._launched.let_go()
             for pid in {self._pid, self._launcher} - {0}:
                 try:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
                 except (ProcessLookupError, ChildProcessError, PermissionError):
                     pass
-            self._remove_groups()
+            self.groups.remove()
 
     def abandon(self) -> None:
         """In a forked child: it belongs to the parent. Only let go of it."""
         self._lock = threading.Lock()
-        self._socket.close()
-        os.close(self._messages)
+        self._launched.let_go()
+        self.groups.let_go()
 
     # --- inside
 
     def _said(self) -> str:
-        text = os.pread(self._messages, 4096, 0).decode("utf-8", "replace").strip()
+        text = os.pread(self._launched.messages, 4096, 0).decode("utf-8", "replace").strip()
         return f": {text[-2000:]}" if text else ""
-
-    def _take_seat(self, pid: int) -> Group | None:
-        """While the interpreter starts: the move takes as long."""
-        if not isinstance(self.home, Home):
-            return None
-        try:
-            group = Group(self.home, str(len(self._groups)))
-            self._groups.append(group)
-            group.enter(pid)
-        except OSError as error:
-            self._remove_groups()
-            self.home = Unavailable("enter a group", error.errno or 0, "see `fumehood doctor`")
-            return None
-        return group
-
-    def _free_seat(self) -> Group | None:
-        if self._seat is None or self._seat.is_free(_LINGER_S):
-            return self._seat
-        group = next((group for group in self._groups if group.is_free()), None)
-        if group is None:
-            assert isinstance(self.home, Home)
-            group = Group(self.home, str(len(self._groups)))
-            self._groups.append(group)
-        group.enter(self._pid)
-        self._seat = group
-        return group
-
-    def _remove_groups(self) -> None:
-        for group in self._groups:
-            group.remove()
-        self._groups.clear()
-        if isinstance(self.home, Home):
-            remove_home(self.home)
-
-
-def boot(executable: str, home: str) -> list[str]:
-    """The command line of a zygote whose modules are found beneath `home`."""
-    return [executable, "-I", "-S", "-X", "utf8", "-c", _BOOT.format(home=home)]
 
 
 def close_all() -> None:

@@ -1,0 +1,86 @@
+"""Starts the interpreter of a zygote. Loads next to nothing: it runs while the rest of the engine is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from ..errors import EngineFailed
+
+_BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.zygote import main; main()"
+PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def boot(executable: str, home: str) -> list[str]:
+    """The command line of a zygote whose modules are found beneath `home`."""
+    return [executable, "-I", "-S", "-X", "utf8", "-c", _BOOT.format(home=home)]
+
+
+def host_executable() -> str:
+    return sys.executable or os.path.realpath("/proc/self/exe")
+
+
+class Launched:
+    """An interpreter that waits on its socket for what it shall become. Its descriptors are the owner's to close."""
+
+    def __init__(self, executable: str):
+        self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)  # what it says on standard error
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.pid = os.posix_spawn(
+                executable,
+                boot(executable, PACKAGE_HOME),
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, null, 0),
+                    (os.POSIX_SPAWN_DUP2, null, 1),
+                    (os.POSIX_SPAWN_DUP2, self.messages, 2),
+                    (os.POSIX_SPAWN_DUP2, remote.fileno(), 3),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE],
+            )
+        except OSError as error:
+            self.let_go()
+            raise EngineFailed(f"cannot start {executable}: {error.strerror}. Is this Python installed?") from error
+        finally:
+            os.close(null)
+            remote.close()
+
+    def let_go(self) -> None:
+        self.socket.close()
+        os.close(self.messages)
+
+
+_ahead: Launched | None = None
+
+
+def launch_ahead() -> None:
+    """For whoever calls `launch` next."""
+    global _ahead
+    if _ahead is None:
+        _ahead = Launched(host_executable())
+
+
+def launch(executable: str) -> Launched:
+    global _ahead
+    ahead, _ahead = _ahead, None
+    if ahead is not None and executable == host_executable():
+        return ahead
+    if ahead is not None:
+        ahead.let_go()
+    return Launched(executable)
+
+
+def _after_fork() -> None:
+    global _ahead
+    if _ahead is not None:
+        _ahead.let_go()
+        _ahead = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
