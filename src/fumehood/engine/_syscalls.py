@@ -6,6 +6,7 @@ Every function raises OSError when the kernel refuses.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 
@@ -48,6 +49,10 @@ PR_GET_TID_ADDRESS = 40
 PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _SECCOMP_MODE_FILTER = 2
+_ZERO = ctypes.c_ulong(0)
+_CAPABILITIES = [ctypes.c_ulong(number) for number in range(64)]
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 _SECUREBITS_LOCKED = (
     0xEF  # everything but KEEP_CAPS, each with its lock: noroot, no_setuid_fixup, keep_caps lock, no ambient
 )
@@ -168,23 +173,28 @@ def set_mount_attributes(tree: int, path: str, attributes: int, *, recursive: bo
 
 def drop_capabilities() -> None:
     """Out of every set, for good. Needs CAP_SETPCAP, so before anything else is given up."""
-    try:
-        prctl(PR_SET_SECUREBITS, _SECUREBITS_LOCKED)
-        for capability in range(64):
-            try:
-                prctl(PR_CAPBSET_DROP, capability)
-            except OSError as error:
-                if error.errno == 22:  # past the last one the kernel knows
-                    break
-                raise
-    finally:
-        clear_capabilities()
+    prctl(PR_SET_SECUREBITS, _SECUREBITS_LOCKED)
+    call = _libc.prctl
+    for capability in _CAPABILITIES:
+        if call(PR_CAPBSET_DROP, capability, _ZERO, _ZERO, _ZERO) < 0:
+            if ctypes.get_errno() == errno.EINVAL:  # past the last one the kernel knows
+                break
+            _check(-1, "prctl(PR_CAPBSET_DROP)")
+    clear_capabilities()
 
 
 def clear_capabilities() -> None:
     """Empty effective, permitted, inheritable and ambient: what a process may always do to itself."""
     prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     _syscall("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0))
+
+
+def loopback_up() -> None:
+    sock = _check(_libc.socket(2, 2, 0), "socket")
+    try:
+        _check(_libc.ioctl(sock, ctypes.c_ulong(_SIOCSIFFLAGS), struct.pack("16sh14x", b"lo", _IFF_UP)), "lo up")
+    finally:
+        os.close(sock)
 
 
 def install_seccomp(program: bytes) -> None:

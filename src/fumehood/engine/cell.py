@@ -51,7 +51,6 @@ class Cell:
         self._names: dict[int, Literal["stdout", "stderr"]] = {self._stdout: "stdout", self._stderr: "stderr"}
         self._epoll: select.epoll | None = None
         self._ended = False
-        self._kill_wanted = False
         self._killed = False
         self._look_at = time.monotonic() + _LOOK_S
         self._failure: frames.Failure | None = None
@@ -67,14 +66,9 @@ class Cell:
             os.close(fd)
         self._theirs = []
 
-    def wait_born(self, timeout_s: float) -> int:
-        """The pidfd. Raises OSError if the zygote is gone or does not answer; see `failure` for what went wrong."""
-        self._control.settimeout(timeout_s)
-        while self._pidfd < 0 and self._failure is None:
-            if not self._receive():
-                raise ConnectionResetError("the zygote went away")
+    def born(self, pidfd: int) -> None:
+        self._pidfd = pidfd
         self._control.setblocking(False)
-        return self._pidfd
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Locked and waiting. False: see `failure`."""
@@ -136,10 +130,7 @@ class Cell:
 
     def kill(self) -> None:
         """All of it, at once. `Exited` follows."""
-        if self._pidfd < 0:
-            self._kill_wanted = True
-            return
-        if self._ended:
+        if self._ended or self._pidfd < 0:
             return
         self._killed = True
         try:
@@ -214,15 +205,11 @@ class Cell:
 
     def _receive(self) -> bool:
         """One frame. False when nobody holds the other end any more."""
-        frame, fds, _, _ = socket.recv_fds(self._control, frames.MAX_FRAME, 1)
+        frame = self._control.recv(frames.MAX_FRAME)
         kind = frame[:1]
         if not kind:
             return False
-        if kind == frames.BORN and fds:
-            self._pidfd = fds[0]
-            if self._kill_wanted:
-                self.kill()
-        elif kind == frames.READY:
+        if kind == frames.READY:
             self.is_ready = True
         elif kind == frames.FAILED:
             self._failure = frames.parse_failure(frame)

@@ -149,7 +149,9 @@ def _prove(root: Root, command: Command, limits: Limits) -> Cell | Failure:
         if cell is not None:
             cell.close()
         if failure is None:
-            raise EngineFailed(f"a sandbox did not answer in {_READY_S:.0f} s; the kernel may hang in a step")
+            raise EngineFailed(f"a sandbox ended or hung while it was made, in {_READY_S:.0f} s; see `fumehood doctor`")
+        if failure.step == "internal":
+            raise EngineFailed(f"a sandbox could not be made, which is a defect in fumehood: {failure.detail}")
         if not root.can_do_without(failure.step):
             return failure
 
@@ -179,7 +181,8 @@ def _start(root: Root, command: Command, limits: Limits) -> Cell:
         receipt=root.receipt(limits),
         on_close=functools.partial(release, group) if release is not None else None,
     )
-    cell.feed(_program(command, root.environment(directory)), command.stdin)
+    environment = {} if directory is None else root.environment(directory)
+    cell.feed(_program(command, environment), command.stdin)
     return cell
 
 

@@ -5,12 +5,9 @@ Runs in the zygote and in cells, never in the host process.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
-import signal
 import socket
-import struct
 
 from . import _syscalls as sys_calls
 from . import landlock
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     Step = tuple[Any, ...]  # (name, *arguments), plain data: a plan crosses a process boundary
 
 _TREE_ATTRIBUTES = sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID
-_SIOCSIFFLAGS = 0x8914
-_IFF_UP = 1
 _RLIMITS = {
     "core": resource.RLIMIT_CORE,
     "cpu": resource.RLIMIT_CPU,
@@ -156,8 +151,7 @@ class Jail:
             _write(f"/proc/sys/user/max_{name}", str(limit))
 
     def step_loopback(self) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+        sys_calls.loopback_up()
 
     def step_hostname(self, name: str) -> None:
         _set_hostname(name)
@@ -202,10 +196,6 @@ class Jail:
 def program_may_be_seen() -> None:
     """Undo `undumpable` in the program itself: only its supervisor must stay out of its reach."""
     sys_calls.prctl(sys_calls.PR_SET_DUMPABLE, 1)
-
-
-def end_with_host(signo: int = signal.SIGKILL) -> None:
-    sys_calls.prctl(sys_calls.PR_SET_PDEATHSIG, signo)
 
 
 def _mount_proc(path: str) -> None:

@@ -48,6 +48,7 @@ class Root:
                 "flags": self._plan.flags,
                 "steps": self._plan.steps,
                 "packages": self.layout.user_packages,
+                "env": self.environment(None) if level == "sealed" else {},
                 "again": boot(self.layout.executable, plan.ENGINE) if again else None,
             }
         )
@@ -86,6 +87,7 @@ class Root:
         return known
 
     def environment(self, directory: str | None) -> dict[str, str]:
+        """What every program finds; at level sealed the zygote has it already."""
         if directory is None:
             return plan.environment(self.layout, plan.HOME, plan.TMP, plan.LINKS, self._cores)
         return plan.environment(self.layout, f"{directory}/home", f"{directory}/tmp", f"{directory}/bin", self._cores)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
 import time
 
 from ..guest.wire import DONE
@@ -29,7 +28,7 @@ _HUNT_S = 1.5
 
 
 class Supervisor:
-    def __init__(self, control: socket.socket, child: int, order: dict[str, Any]):
+    def __init__(self, control: int, child: int, order: dict[str, Any]):
         self._control = control
         self._child = child
         self._sealed: bool = order["sealed"]
@@ -79,7 +78,7 @@ class Supervisor:
         cpu_ns, max_rss = _usage(self._child, usage)
         if not self._sealed:
             self._hunt()
-        self._control.send(frames.exited(status, cpu_ns, max_rss, self._flags))
+        os.write(self._control, frames.exited(status, cpu_ns, max_rss, self._flags))
 
     def _watch(self) -> None:
         """Add up the tree where the kernel does not do it for us."""

@@ -6,6 +6,7 @@ PID 1 of a pid namespace of its own, so that its end takes every cell with it.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # without the enumerations of `signal`, which every cell would pay for
 import gc
 import marshal
 import os
@@ -25,6 +26,7 @@ TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+BLOCKED = WATCHED | {signal.SIGINT}
 _CONTROL, _HOST = 3, 4
 _INSIDE = "inside"
 _MAX_ORDER = 1 << 18
@@ -46,9 +48,10 @@ def main() -> NoReturn:
     _find_packages(blueprint)
     _forget_ourselves()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells are reaped by the kernel
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # for programs: only they unblock it
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed program's lines are kept
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    os.environ.update(blueprint["env"])
     _settle_memory()
     control.send(frames.up(_landlock_abi()))
     _serve(control)
@@ -116,8 +119,7 @@ def _serve(control: socket.socket) -> NoReturn:
         data, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, _MAX_FDS)
         if not data:
             os._exit(0)
-        order = marshal.loads(data)
-        _make_cell(order, fds)
+        _make_cell(control, marshal.loads(data), fds)
         served += served < 2
         for fd in fds:
             os.close(fd)
@@ -136,25 +138,23 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _make_cell(order: dict[str, Any], fds: list[int]) -> None:
-    with socket.socket(fileno=os.dup(fds[3])) as cell:
-        try:
-            pid, pidfd = _clone(order, fds)
-        except OSError as error:
-            cell.send(frames.failed("clone", error.errno or 0, str(error)))
-            return
-        if pid:
-            try:
-                socket.send_fds(cell, [frames.BORN], [pidfd])
-            except OSError:
-                pass  # the host has lost interest; the cell finds that out too
-            os.close(pidfd)
-            return
-        status = 1
-        try:
-            status = _be_cell(order, fds)
-        finally:
-            os._exit(status)
+def _make_cell(control: socket.socket, order: dict[str, Any], fds: list[int]) -> None:
+    try:
+        pid, pidfd = _clone(order, fds)
+    except OSError as error:
+        control.send(frames.failed("clone", error.errno or 0, str(error)))
+        return
+    if pid:
+        socket.send_fds(control, [frames.BORN], [pidfd])
+        os.close(pidfd)
+        return
+    status = 1
+    try:
+        status = _be_cell(order, fds)
+    except Exception as error:  # a defect of ours must not look like a kernel that hangs
+        os.write(_CONTROL, frames.failed("internal", 0, repr(error)))
+    finally:
+        os._exit(status)
 
 
 def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
@@ -169,55 +169,48 @@ def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
 
 
 def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
-    error = _enter_groups(order, fds[4:])
-    for number, fd in enumerate(fds):
-        os.dup2(fd, 100 + number, inheritable=False)
-    for number in range(3):
-        os.dup2(100 + number, number)
-    os.dup2(103, _CONTROL, inheritable=False)
-    os.closerange(_CONTROL + 1, 1 << 16)
-    control = socket.socket(fileno=_CONTROL)
-    if error is not None:
-        control.send(frames.failed("enter_group", error.errno or 0, str(error)))
-        return 1
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    """No socket objects in here: a descriptor and plain writes spare every cell the pages that those would touch."""
     try:
+        _enter_groups(order, fds[4:])
+        for number, fd in enumerate(fds[:4]):
+            os.dup2(fd, number, inheritable=number != _CONTROL)
+        os.closerange(_CONTROL + 1, 1 << 16)
+        _signal.signal(signal.SIGCHLD, _signal.SIG_DFL)
         Jail().apply(order["cell_steps"])
     except StepFailed as failure:
-        control.send(frames.failed(failure.step, failure.errno, failure.detail))
+        os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         return 1
-    control.send(frames.READY)
+    os.write(_CONTROL, frames.READY)
     child = os.fork()
     if child == 0:
-        _be_program(order, control)
+        _be_program(order)
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
-    Supervisor(control, child, order).run()
+    Supervisor(_CONTROL, child, order).run()
     return 0
 
 
-def _enter_groups(order: dict[str, Any], doors: list[int]) -> OSError | None:
+def _enter_groups(order: dict[str, Any], doors: list[int]) -> None:
     """Before anything is forked or allocated. "0" is whoever writes it."""
     try:
         for door in doors[1:] if order["groups"] == 2 else doors if order["groups"] == 1 else ():
             os.write(door, b"0")
     except OSError as error:
-        return error
-    return None
+        raise StepFailed("enter_group", error) from error
 
 
-def _be_program(order: dict[str, Any], control: socket.socket) -> NoReturn:
+def _be_program(order: dict[str, Any]) -> NoReturn:
     supervisor = os.getppid()
     try:
         program_may_be_seen()
-        Jail().apply(order["program_steps"])
+        if order["program_steps"]:
+            Jail().apply(order["program_steps"])
     except StepFailed as failure:
-        control.send(frames.failed(failure.step, failure.errno, failure.detail))
+        os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         os._exit(1)
-    control.close()
+    os.close(_CONTROL)
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    _signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     runner.run(supervisor, order["workspace"], order["program"], sys_calls.flush_c_streams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import os
 import signal
+import socket
 import threading
 import weakref
 from typing import Any
@@ -65,7 +66,7 @@ class Zygote:
                 self._launcher = self._pid
             elif kind == frames.UP:
                 self.landlock_abi = frames.parse_up(frame)
-                self._socket.settimeout(None)
+                self._socket.settimeout(_BORN_S)
                 return
             elif kind == frames.FAILED:
                 raise SetupFailed(frames.parse_failure(frame))
@@ -81,9 +82,8 @@ class Zygote:
                 if group is not None:
                     group.arm(limits)
                 cell.hand_over_ends(self._socket, order, group.doors if group is not None else [])
-                pidfd = cell.wait_born(_BORN_S)
-                if cell.failure is not None:
-                    raise SetupFailed(cell.failure)
+                pidfd = self._wait_born()
+                cell.born(pidfd)
                 if group is not None:
                     group.occupy(os.dup(pidfd), until_cleared=not self._seals)
         except (OSError, TimeoutError) as error:
@@ -116,6 +116,14 @@ class Zygote:
         self.groups.let_go()
 
     # --- inside
+
+    def _wait_born(self) -> int:
+        frame, fds, _, _ = socket.recv_fds(self._socket, frames.MAX_FRAME, 1)
+        if frame[:1] == frames.FAILED:
+            raise SetupFailed(frames.parse_failure(frame))
+        if not fds:
+            raise ConnectionResetError("the zygote went away")
+        return fds[0]
 
     def _said(self) -> str:
         text = os.pread(self._launched.messages, 4096, 0).decode("utf-8", "replace").strip()

@@ -53,8 +53,8 @@ def run(supervisor: int, workspace: str, directory: str, flush_c: Callable[[], N
 
 
 def _settle(order: Mapping[str, Any], workspace: str) -> None:
-    os.environ.clear()
-    os.environ.update(order["env"])
+    if order["env"]:
+        os.environ.update(order["env"])
     os.chdir(workspace)
     for name, data in order["files"].items():
         directory = os.path.dirname(name)
