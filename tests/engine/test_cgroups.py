@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.engine import cgroups
-from fumehood.engine.cgroups import Group, Home, Unavailable
+from fumehood.engine.cgroups import Group, Groups, Home, Unavailable
 from fumehood.types import Limits
 
 SMALL = Limits(memory_bytes=32 << 20, processes=3)
@@ -25,24 +25,34 @@ SMALL = Limits(memory_bytes=32 << 20, processes=3)
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
-    found = cgroups.find_home()
-    if not isinstance(found, Home) or found.missing:
-        pytest.skip(f"no groups of our own on this machine: {found}")
-    yield found
-    cgroups.remove_home(found)
-    for path in found.directories.values():
+def groups() -> Iterator[Groups]:
+    made = Groups()
+    if not isinstance(made.home, Home) or made.home.missing:
+        made.remove()
+        pytest.skip(f"no groups of our own on this machine: {made.home}")
+    yield made
+    made.remove()
+    for path in made.home.directories.values():
         assert not os.path.exists(path), "a group was left behind"
 
 
 @pytest.fixture
-def group(home: Home) -> Iterator[Group]:
-    made = Group(home, "0")
+def home(groups: Groups) -> Home:
+    assert isinstance(groups.home, Home)
+    return groups.home
+
+
+@pytest.fixture
+def group(groups: Groups) -> Iterator[Group]:
+    made = groups.free()
+    assert made is not None
     yield made
-    made.clear(frozenset())
-    made.remove()
-    for path in made.paths.values():
-        assert not os.path.exists(path), "a group was left behind"
+    made.clear()
+
+
+def enter(group: Group, pid: int) -> None:
+    for path in set(group.paths.values()):
+        Path(path, "cgroup.procs").write_text(str(pid))
 
 
 @contextmanager
@@ -71,7 +81,7 @@ def value(group: Group, controller: str, name: str) -> str:
 
 def test_limits_are_in_the_kernels_files(home: Home, group: Group) -> None:
     group.arm(SMALL)
-    assert value(group, "pids", "pids.max") == str(SMALL.processes + 2), "the supervisor and the zygote count as well"
+    assert value(group, "pids", "pids.max") == str(SMALL.processes + 1), "the supervisor counts as well"
     assert value(group, "memory", "memory.max" if home.version == 2 else "memory.limit_in_bytes") == str(32 << 20)
 
 
@@ -82,18 +92,30 @@ def test_limits_go_up_and_down_with_the_next_execution(home: Home, group: Group)
         assert value(group, "memory", name) == str(size)
 
 
-def test_who_enters_is_counted_in_every_controller(group: Group) -> None:
-    group.arm(SMALL)
-    with waiting_child("") as child:
-        group.enter(child.pid)
+def test_who_goes_through_the_doors_is_counted_in_every_controller(home: Home, group: Group) -> None:
+    doors = group.doors[1:] if home.version == 2 else group.doors
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"import os; [os.write(door, b'0') for door in {doors}]; print(); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=doors,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
         for controller in group.paths:
             assert value(group, controller, "cgroup.procs") == str(child.pid)
+        child.communicate(b"\n")
+
+
+def test_no_program_inherits_a_door(group: Group) -> None:
+    assert group.doors
+    assert not [door for door in group.doors if os.get_inheritable(door)]
 
 
 def test_nothing_was_hit_when_nothing_happened(group: Group) -> None:
     group.arm(SMALL)
     with waiting_child("print('fine')") as child:
-        group.enter(child.pid)
+        enter(group, child.pid)
         assert go(child) == "fine\n"
     assert group.hits() == (False, False)
     assert not group.ran_out_of_memory()
@@ -102,7 +124,7 @@ def test_nothing_was_hit_when_nothing_happened(group: Group) -> None:
 def test_a_kill_for_memory_is_seen_once(group: Group) -> None:
     group.arm(SMALL)
     with waiting_child("x = bytearray(64 << 20); print('survived')") as child:
-        group.enter(child.pid)
+        enter(group, child.pid)
         assert go(child) == ""
         assert child.returncode == -signal.SIGKILL
     assert group.hits() == (True, False)
@@ -127,17 +149,15 @@ for _ in range(8):
 def test_a_refused_process_is_seen_and_clearing_ends_the_rest(group: Group) -> None:
     group.arm(SMALL)
     with waiting_child(FORKS + "time.sleep(20)") as child:
-        group.enter(child.pid)
+        enter(group, child.pid)
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write("go\n")
         child.stdin.flush()
         assert child.stdout.readline() == "refused\n"
         assert group.hits() == (False, True)
-        assert len(value(group, "pids", "cgroup.procs").split()) == SMALL.processes + 2
-        group.clear(frozenset({child.pid}))
-        assert value(group, "pids", "cgroup.procs") == str(child.pid), "who is spared stays"
-        group.clear(frozenset())
+        assert len(value(group, "pids", "cgroup.procs").split()) == SMALL.processes + 1
+        group.clear()
         assert value(group, "pids", "cgroup.procs") == ""
 
 
@@ -156,7 +176,7 @@ def test_a_group_that_nothing_holds_together_is_free_only_when_cleared(group: Gr
         group.occupy(os.pidfd_open(child.pid), until_cleared=True)
         go(child)
         assert not group.is_free(0.1)
-        group.clear(frozenset())
+        group.clear()
         assert group.is_free()
 
 
@@ -164,19 +184,42 @@ def test_two_groups_have_limits_of_their_own(home: Home) -> None:
     one, two = Group(home, "one"), Group(home, "two")
     one.arm(Limits(processes=5))
     two.arm(Limits(processes=50))
-    assert (value(one, "pids", "pids.max"), value(two, "pids", "pids.max")) == ("7", "52")
+    assert (value(one, "pids", "pids.max"), value(two, "pids", "pids.max")) == ("6", "51")
     one.remove()
     two.remove()
 
 
-def test_a_home_carries_its_owners_number_and_goes_away_with_its_groups(home: Home) -> None:
-    Group(home, "left")
+def test_there_are_as_many_groups_as_cells_alive_at_once(groups: Groups) -> None:
+    one = groups.free()
+    assert one is not None
+    assert groups.free() is one, "nobody is in it"
+    with waiting_child("") as child:
+        one.occupy(os.pidfd_open(child.pid), until_cleared=False)
+        two = groups.free()
+        assert two is not None
+        assert two is not one
+    assert one.is_free(1.0)
+    assert groups.free() is one, "used again"
+
+
+def test_a_home_carries_its_owners_number_and_goes_away_with_its_groups(groups: Groups, home: Home) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    group = groups.free()
     for path in home.directories.values():
         assert os.path.basename(path).startswith(f"fumehood-{os.getpid()}-")
         assert os.path.isdir(path)
-    cgroups.remove_home(home)
-    for path in home.directories.values():
+    assert group is not None
+    groups.remove()
+    for path in (*home.directories.values(), *group.paths.values()):
         assert not os.path.exists(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    groups.remove()
+
+
+def test_a_forked_child_lets_go_and_leaves_the_groups_to_its_parent(groups: Groups, group: Group) -> None:
+    groups.let_go()
+    assert group.doors == []
+    assert all(os.path.isdir(path) for path in group.paths.values())
 
 
 def test_a_dead_owners_groups_are_swept_by_the_next(home: Home) -> None:
@@ -355,9 +398,12 @@ def test_v2_limits_go_to_v2_files_and_swap_is_no_way_around(unified: Path) -> No
     group.arm(SMALL)
     assert value(group, "memory", "memory.max") == str(32 << 20)
     assert value(group, "memory", "memory.swap.max") == "0"
-    assert value(group, "pids", "pids.max") == "5"
-    group.enter(4321)
-    assert value(group, "pids", "cgroup.procs") == "4321"
+    assert value(group, "pids", "pids.max") == "4"
+    directory, procs = group.doors
+    assert os.readlink(f"/proc/self/fd/{directory}") == group.paths["memory"], "a cell is born into it"
+    os.write(procs, b"0")
+    assert value(group, "pids", "cgroup.procs") == "0"
+    group.let_go()
 
 
 def test_v2_hits_are_read_from_events(unified: Path) -> None:  # noqa: ARG001
@@ -375,6 +421,7 @@ def test_v2_hits_are_read_from_events(unified: Path) -> None:  # noqa: ARG001
     assert group.hits() == (True, False)
     (path / "pids.events").write_text("max 8\n")
     assert group.hits() == (True, True)
+    group.let_go()
 
 
 def test_v2_that_gives_one_controller_says_which_is_missing(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,8 +485,25 @@ def test_v1_that_has_only_one_controller_uses_it(monkeypatch: pytest.MonkeyPatch
     assert isinstance(found, Home)
     assert set(found.directories) == {"pids"}
     assert found.missing["memory"].step == "find memory controller"
-    cgroups.remove_home(found)
+
+
+def test_one_controller_is_counted_and_the_other_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"pids": str(tmp_path)})
+    groups = Groups()
+    assert groups.counts("pids")
+    assert not groups.counts("memory")
+    groups.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_are_no_groups_there_is_none_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_own_groups", dict)
+    groups = Groups()
+    assert groups.free() is None
+    assert groups.version == 0
+    assert not groups.counts("memory")
+    groups.let_go()
+    groups.remove()
 
 
 def test_two_homes_made_at_once_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
