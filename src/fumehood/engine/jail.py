@@ -5,9 +5,9 @@ Runs in the zygote and in cells, never in the host process.
 
 from __future__ import annotations
 
+import _socket as socket  # see zygote
 import os
 import resource
-import socket
 
 from . import _syscalls as sys_calls
 from . import landlock
@@ -154,7 +154,7 @@ class Jail:
         sys_calls.loopback_up()
 
     def step_hostname(self, name: str) -> None:
-        _set_hostname(name)
+        socket.sethostname(name)
 
     # --- what the program may use
 
@@ -200,10 +200,6 @@ def program_may_be_seen() -> None:
 
 def _mount_proc(path: str) -> None:
     sys_calls.mount("proc", path, "proc", sys_calls.MS_NOSUID | sys_calls.MS_NODEV | sys_calls.MS_NOEXEC)
-
-
-def _set_hostname(name: str) -> None:
-    socket.sethostname(name)
 
 
 def _write(path: str, text: str, *, create: bool = False) -> None:

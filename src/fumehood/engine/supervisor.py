@@ -6,9 +6,9 @@ shields it from signals sent there. At the other levels it adopts orphans and hu
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found] # see zygote
 import os
 import resource
-import signal
 import time
 
 from ..guest.wire import DONE
@@ -40,7 +40,6 @@ class Supervisor:
     def run(self) -> None:
         """Until the program has ended. The caller exits."""
         while True:
-            info: signal.struct_siginfo | None
             if self._memory is None:
                 info = signal.sigwaitinfo(WATCHED)
             else:

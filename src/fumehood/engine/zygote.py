@@ -6,14 +6,16 @@ PID 1 of a pid namespace of its own, so that its end takes every cell with it.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # without the enumerations of `signal`, which every cell would pay for
+# The C parts of signal and socket: with what their wrappers import a zygote would start in half again the time, and
+# every cell would pay for the enumerations they make.
+import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
+import array
 import gc
 import marshal
 import os
 import select
-import signal
 import site
-import socket
 import sys
 
 from ..guest import runner
@@ -38,7 +40,7 @@ def main() -> NoReturn:
     os.closerange((_HOST if inside else _CONTROL) + 1, 1 << 16)
     if not inside:
         os.dup2(os.pidfd_open(os.getppid()), _HOST)
-    control = socket.socket(fileno=_CONTROL)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _CONTROL)
     blueprint: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER, socket.MSG_PEEK))
     if not inside:
         _build_root(control, blueprint)
@@ -116,7 +118,7 @@ def _serve(control: socket.socket) -> NoReturn:
             continue
         if _HOST in ready and _CONTROL not in ready:
             os._exit(0)
-        data, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, _MAX_FDS)
+        data, fds = _receive(control)
         if not data:
             os._exit(0)
         _make_cell(control, marshal.loads(data), fds)
@@ -125,7 +127,17 @@ def _serve(control: socket.socket) -> NoReturn:
             os.close(fd)
 
 
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = control.recvmsg(_MAX_ORDER, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content)
+    return data, list(fds)
+
+
 def _import_common() -> None:
+    import signal  # noqa: F401
     import traceback  # noqa: F401
 
     _settle_memory()
@@ -145,7 +157,7 @@ def _make_cell(control: socket.socket, order: dict[str, Any], fds: list[int]) ->
         control.send(frames.failed("clone", error.errno or 0, str(error)))
         return
     if pid:
-        socket.send_fds(control, [frames.BORN], [pidfd])
+        control.sendmsg([frames.BORN], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))])
         os.close(pidfd)
         return
     status = 1
@@ -175,7 +187,7 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
         for number, fd in enumerate(fds[:4]):
             os.dup2(fd, number, inheritable=number != _CONTROL)
         os.closerange(_CONTROL + 1, 1 << 16)
-        _signal.signal(signal.SIGCHLD, _signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         Jail().apply(order["cell_steps"])
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
@@ -212,5 +224,5 @@ def _be_program(order: dict[str, Any]) -> NoReturn:
         os._exit(1)
     os.close(_CONTROL)
     os.setsid()
-    _signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     runner.run(supervisor, order["workspace"], order["program"], sys_calls.flush_c_streams)

@@ -12,7 +12,6 @@ import gc
 import marshal
 import os
 import resource
-import signal
 import sys
 import time
 import types
@@ -121,6 +120,8 @@ def _show(error: BaseException) -> None:
 
 def _run_command(argv: list[str]) -> int:
     """Become another program. Comes back only if there is none."""
+    import signal  # only for this
+
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
