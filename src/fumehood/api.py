@@ -195,7 +195,7 @@ class OneShot:
         if not findings:
             return None
         message = screen.message(findings)
-        logging.getLogger("fumehood.screen").warning("%s", message)
+        logging.getLogger("fumehood.screen").info("%s", message)
         return refused(plan, message, list(dict.fromkeys(found.module for found in findings)))
 
     def _record(self, plan: Plan, language: str, result: ExecutionResult) -> None:

@@ -151,6 +151,7 @@ def _level(report: dict[str, Any], style: terminal.Style) -> list[str]:
     level = report["level"]
     given = f"Backend {style(report['backend'], 'bold')} gives level {style(level, COLOUR[level], 'bold')}"
     lines = [f"{given}: {EXPLAINED[level]}.", ""]
+    told: set[str] = set()
     for name, axis in report["axes"].items():
         lines.append(
             f"  {style(name.ljust(11), 'bold')} {style(axis['level'].ljust(9), COLOUR[axis['level']])} "
@@ -159,6 +160,7 @@ def _level(report: dict[str, Any], style: terminal.Style) -> list[str]:
         if "step" in axis or "errno" in axis:
             why = " failed: ".join(axis[key] for key in ("step", "errno") if key in axis)
             lines.append(f"{'':24}{style('why: ' + why, 'dim')}")
-        if "fix" in axis:
+        if "fix" in axis and axis["fix"] not in told:
             lines.append(f"{'':24}{style('do:  ' + axis['fix'], 'cyan')}")
+            told.add(axis["fix"])
     return lines

@@ -176,6 +176,8 @@ def _report(result: ExecutionResult, as_json: bool) -> None:
         terminal.silence(sys.stdout)
     if not as_json:
         terminal.write(sys.stderr, result.stderr)
+        if result.meta.get("timeout_clamped"):
+            terminal.note(f"the timeout was cut to {result.meta['timeout']:g} s, the ceiling (SANDBOX_MAX_TIMEOUT_SEC)")
         if result.meta.get("truncated"):
             terminal.note("the output was cut; SANDBOX_MAX_OUTPUT_KB raises the limit")
 

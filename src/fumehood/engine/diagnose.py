@@ -28,7 +28,7 @@ def fix_for(step: str, number: int) -> str:
         if _flag(_APPARMOR) == "1":
             return (
                 "AppArmor restricts unprivileged user namespaces here (Ubuntu's default): give this interpreter a "
-                "profile with the rule `userns,` in /etc/apparmor.d, or use SANDBOX_TYPE=docker"
+                "profile with the rule `userns,` in /etc/apparmor.d"
             )
         if any(os.path.exists(mark) for mark in _CONTAINER_MARKS):
             return (

@@ -120,40 +120,41 @@ class Engine:
 def _try(
     level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
 ) -> tuple[Root, Cell] | Failure:
-    """Every step for real."""
+    """Every step for real. Where /proc cannot be had there is none, rather than the host's."""
+    found = _prove(level, failure, command, limits, network, has_proc=True)
+    if isinstance(found, Failure) and found.step in ("proc", "root_proc"):
+        return _prove(level, failure, command, limits, network, has_proc=False)
+    return found
+
+
+def _prove(
+    level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool, *, has_proc: bool
+) -> tuple[Root, Cell] | Failure:
     try:
-        root = Root(level, network, failure)
+        root = Root(level, network, failure, has_proc=has_proc)
     except SetupFailed as error:
         return error.failure
+    cell = None
     try:
-        outcome = _prove(root, command, limits)
+        cell = _start(root, command, limits)
+        if cell.wait_ready(_READY_S):
+            return root, cell
+        refused = cell.failure
+        if refused is None:
+            raise EngineFailed(f"a sandbox ended or hung while it was made, in {_READY_S:.0f} s; see `fumehood doctor`")
+        if refused.step == "internal":
+            raise EngineFailed(f"a sandbox could not be made, which is a defect in fumehood: {refused.detail}")
+    except SetupFailed as error:
+        refused = error.failure
     except BaseException:
-        root.zygote.close()
-        raise
-    if isinstance(outcome, Failure):
-        root.zygote.close()
-        return outcome
-    return root, outcome
-
-
-def _prove(root: Root, command: Command, limits: Limits) -> Cell | Failure:
-    while True:
-        cell = None
-        try:
-            cell = _start(root, command, limits)
-            if cell.wait_ready(_READY_S):
-                return cell
-            failure = cell.failure
-        except SetupFailed as error:
-            failure = error.failure
         if cell is not None:
             cell.close()
-        if failure is None:
-            raise EngineFailed(f"a sandbox ended or hung while it was made, in {_READY_S:.0f} s; see `fumehood doctor`")
-        if failure.step == "internal":
-            raise EngineFailed(f"a sandbox could not be made, which is a defect in fumehood: {failure.detail}")
-        if not root.can_do_without(failure.step):
-            return failure
+        root.zygote.close()
+        raise
+    if cell is not None:
+        cell.close()
+    root.zygote.close()
+    return refused
 
 
 def _start(root: Root, command: Command, limits: Limits) -> Cell:

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
     Step = tuple[Any, ...]  # (name, *arguments), plain data: a plan crosses a process boundary
 
-_TREE_ATTRIBUTES = sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID
+_ATTRIBUTES = {
+    "files": sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NODEV,
+    "device": sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NOEXEC,
+    "proc": sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NODEV | sys_calls.MOUNT_ATTR_NOEXEC,
+}
 _RLIMITS = {
     "core": resource.RLIMIT_CORE,
     "cpu": resource.RLIMIT_CPU,
@@ -46,7 +50,7 @@ class Jail:
     """Carries what one step leaves for a later one."""
 
     def __init__(self) -> None:
-        self._trees: list[tuple[int, str, bool]] = []
+        self._trees: list[tuple[int, str]] = []
 
     def apply(self, steps: Iterable[Step]) -> None:
         for name, *arguments in steps:
@@ -77,13 +81,12 @@ class Jail:
     def step_private_mounts(self) -> None:
         sys_calls.mount("none", "/", None, sys_calls.MS_REC | sys_calls.MS_PRIVATE)
 
-    def step_open_trees(self, trees: Sequence[tuple[str, str, bool]]) -> None:
+    def step_open_trees(self, trees: Sequence[tuple[str, str, str]]) -> None:
         """Before the new root covers anything: a virtualenv may lie beneath the very directory it is built on."""
-        for source, target, is_device in trees:
+        for source, target, kind in trees:
             tree = sys_calls.open_tree(source)
-            noexec = sys_calls.MOUNT_ATTR_NOEXEC if is_device else sys_calls.MOUNT_ATTR_NODEV
-            sys_calls.set_mount_attributes(tree, "", _TREE_ATTRIBUTES | noexec, recursive=True)
-            self._trees.append((tree, target, is_device))
+            sys_calls.set_mount_attributes(tree, "", _ATTRIBUTES[kind], recursive=True)
+            self._trees.append((tree, target))
 
     def step_new_root(self, staging: str) -> None:
         flags = sys_calls.MS_NOSUID | sys_calls.MS_NODEV
@@ -102,7 +105,7 @@ class Jail:
 
     def step_attach_trees(self) -> None:
         here = os.getcwd()
-        for tree, target, _ in self._trees:
+        for tree, target in self._trees:
             sys_calls.move_mount(tree, here + target)
             os.close(tree)
         self._trees.clear()
@@ -120,8 +123,7 @@ class Jail:
         sys_calls.pivot_root(".", ".")
         sys_calls.detach(".")
         os.chdir("/")
-        attributes = _TREE_ATTRIBUTES | sys_calls.MOUNT_ATTR_NODEV
-        sys_calls.set_mount_attributes(-1, "/", attributes, recursive=False)
+        sys_calls.set_mount_attributes(-1, "/", _ATTRIBUTES["files"], recursive=False)
 
     # --- the private parts of a cell
 

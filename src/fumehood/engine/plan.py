@@ -67,7 +67,13 @@ class CellPlan(NamedTuple):
 
 
 def plan_zygote(
-    level: Level, layout: Layout, caller: Caller, *, resolv_conf: str = "", package: str | None = None
+    level: Level,
+    layout: Layout,
+    caller: Caller,
+    *,
+    resolv_conf: str = "",
+    package: str | None = None,
+    has_proc: bool = True,
 ) -> ZygotePlan:
     """`package`: our own modules, for a zygote that has to start anew inside its root."""
     if level != "sealed":
@@ -79,17 +85,19 @@ def plan_zygote(
     links = [*_SKELETON_LINKS]
     for path in layout.trees:
         target = _park(path, parked)
-        trees.append((path, target, False))
+        trees.append((path, target, "files"))
         if path in layout.files:
             directories.append(os.path.dirname(target))
             files.append((target, ""))
         else:
             directories.append(target)
     if package is not None:
-        trees.append((package, f"{ENGINE}/fumehood", False))
+        trees.append((package, f"{ENGINE}/fumehood", "files"))
         directories.append(f"{ENGINE}/fumehood")
+    if not has_proc:  # to write id maps with; covered before a program is read
+        trees.append(("/proc", "/proc", "proc"))
     for path in layout.devices:
-        trees.append((path, path, True))
+        trees.append((path, path, "device"))
         files.append((path, ""))
     for path, link in layout.links:
         target = _park(path, parked)
@@ -105,7 +113,7 @@ def plan_zygote(
         ("skeleton", tuple(directories), tuple(links), tuple(files)),
         ("attach_trees",),
         ("show_parked", uncovered),
-        ("root_proc",),
+        *((("root_proc",),) if has_proc else ()),
         ("enter_root",),
     )
     if caller.is_root:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..types import Axis, Level, Limits, Receipt
+from ..types import AXES, Axis, Level, Limits, Receipt
 from .cgroups import Home, Unavailable
 from .diagnose import errno_name, fix_for
 from .frames import Failure
@@ -30,7 +30,7 @@ def write(enforced: Enforced, limits: Limits) -> Receipt:
     axes["memory"] = _memory(enforced, limits)
     axes["processes"] = _processes(enforced, limits, axes["processes"])
     axes["cpu"] = Axis("sealed" if enforced.level == "sealed" else "process", "deadline and RLIMIT_CPU per process")
-    return Receipt(enforced.level, {name: _explain(axis, enforced) for name, axis in axes.items()})
+    return Receipt(enforced.level, {name: _explain(axes[name], enforced) for name in AXES})
 
 
 def _explain(axis: Axis, enforced: Enforced) -> Axis:
@@ -76,7 +76,7 @@ def _open_axes(enforced: Enforced) -> dict[str, Axis]:
         "files": files,
         "network": network,
         "processes": Axis("process", "own session, orphans adopted and killed"),
-        "ipc": Axis("none", "the host's System V and POSIX objects" + scoped),
+        "ipc": Axis("none", "the host's System V and POSIX objects and UNIX sockets" + scoped),
         "syscalls": Axis("confined", "seccomp allow-list") if enforced.seccomp else Axis("none", "every system call"),
         "privileges": Axis("confined" if confined else "process", f"{identity}, no_new_privs"),
         "disk": Axis("process", "RLIMIT_FSIZE for each file; no bound on their number"),

@@ -17,8 +17,9 @@ _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/pa
 
 
 class Root:
-    def __init__(self, level: Level, network: bool, failure: Failure | None):
+    def __init__(self, level: Level, network: bool, failure: Failure | None, *, has_proc: bool = True):
         self.level = level
+        self._has_proc = has_proc
         self.zygote = Zygote(host_executable())
         try:
             self._build(level, network, failure)
@@ -38,9 +39,9 @@ class Root:
             self._caller,
             resolv_conf=_resolv_conf() if network else "",
             package=f"{PACKAGE_HOME}/fumehood" if again else None,
+            has_proc=self._has_proc,
         )
         self._cores = len(os.sched_getaffinity(0))
-        self._has_proc = True
         self._orders: dict[Limits, bytes] = {}
         self._receipts: dict[Limits, Receipt] = {}
         self.zygote.become(
@@ -58,19 +59,10 @@ class Root:
         drops = self._caller.is_root and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
 
-    def can_do_without(self, step: str) -> bool:
-        """A step whose failure leaves a cell that is no weaker, only poorer."""
-        if step != "proc" or not self._has_proc:
-            return False
-        self._has_proc = False  # rather no /proc than the host's
-        self._orders.clear()
-        self._receipts.clear()
-        return True
-
     def order(self, limits: Limits, directory: str | None) -> bytes:
         """What the zygote is told for one cell."""
         if directory is not None:
-            return self._order(self._open_cell(limits, directory), limits)
+            return self._order(self._open_cell(limits, directory), limits, directory)
         known = self._orders.get(limits)
         if known is None:
             assert self._filter is not None
@@ -123,13 +115,14 @@ class Root:
             counted=self.zygote.groups.counts("pids"),
         )
 
-    def _order(self, cell: plan.CellPlan, limits: Limits) -> bytes:
+    def _order(self, cell: plan.CellPlan, limits: Limits, directory: str | None = None) -> bytes:
         return marshal.dumps(
             {
                 "flags": cell.flags,
                 "groups": self.zygote.groups.version,
                 "cell_steps": cell.cell_steps,
                 "program_steps": cell.program_steps,
+                "directory": directory,
                 "workspace": cell.workspace,
                 "program": cell.program,
                 "sealed": self.level == "sealed",

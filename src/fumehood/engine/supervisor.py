@@ -35,6 +35,7 @@ class Supervisor:
         self._disk: str | None = order["disk"]  # the file system whose filling up is the program's disk limit
         self._memory: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
         self._processes: int | None = order["processes"]  # where no cgroup counts them
+        self._directory: str | None = order["directory"]
         self._flags = 0
 
     def run(self) -> None:
@@ -77,7 +78,17 @@ class Supervisor:
         cpu_ns, max_rss = _usage(self._child, usage)
         if not self._sealed:
             self._hunt()
-        os.write(self._control, frames.exited(status, cpu_ns, max_rss, self._flags))
+        try:
+            os.write(self._control, frames.exited(status, cpu_ns, max_rss, self._flags))
+        except OSError:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """The host is gone and cannot remove the program's directory."""
+        if self._directory is not None:
+            import shutil  # only ever needed here
+
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _watch(self) -> None:
         """Add up the tree where the kernel does not do it for us."""

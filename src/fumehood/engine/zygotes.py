@@ -59,6 +59,8 @@ class Zygote:
                 frame = self._socket.recv(frames.MAX_FRAME)
             except TimeoutError:
                 raise EngineFailed(f"the zygote did not start in {_START_S:.0f} s{self._said()}") from None
+            except OSError:
+                frame = b""
             kind = frame[:1]
             if kind == frames.PID:
                 self._pid = frames.parse_pid(frame)

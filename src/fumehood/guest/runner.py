@@ -54,6 +54,8 @@ def run(supervisor: int, workspace: str, directory: str, flush_c: Callable[[], N
 def _settle(order: Mapping[str, Any], workspace: str) -> None:
     if order["env"]:
         os.environ.update(order["env"])
+        added = order["env"].get("PYTHONPATH", "")
+        sys.path[:0] = [entry for entry in added.split(os.pathsep) if entry]
     os.chdir(workspace)
     for name, data in order["files"].items():
         directory = os.path.dirname(name)
