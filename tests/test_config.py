@@ -551,7 +551,7 @@ def test_a_timeout_is_clamped_to_the_ceiling_and_says_so(timeout, expected):
         [],
         {},
         1j,
-        object(),
+        type,
         Decimal("NaN"),
     ],
     ids=short,

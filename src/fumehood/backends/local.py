@@ -25,7 +25,7 @@ class LocalBackend(Backend):
     def __init__(self, settings: Settings):
         if not sys.platform.startswith("linux"):
             raise BackendUnavailable(
-                f"the local backend needs Linux, this is {sys.platform}: run it on a Linux machine or in a Linux container"
+                f"the local backend needs Linux, this is {sys.platform}: run it on a Linux machine"
             )
         self._settings = settings
         self._engine: Engine | None = None
