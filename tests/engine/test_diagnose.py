@@ -29,7 +29,7 @@ def test_apparmor_is_named_where_it_restricts(step: str, number: int, tmp_path: 
     text = fix_for(step, number)
     assert "AppArmor" in text
     assert "userns," in text
-    assert "SANDBOX_TYPE=docker" in text
+    assert "/etc/apparmor.d" in text
 
 
 def test_apparmor_that_does_not_restrict_is_not_blamed(tmp_path: Path) -> None:

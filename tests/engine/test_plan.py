@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from fumehood.engine import _syscalls as sys_calls
 from fumehood.engine import plan
 from fumehood.engine.flags import NEWCGROUP, NEWIPC, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
-from fumehood.engine.jail import _RLIMITS, Jail
+from fumehood.engine.jail import _ATTRIBUTES, _RLIMITS, Jail
 from fumehood.engine.layout import Layout
 from fumehood.engine.plan import Caller, CellPlan, ZygotePlan
 from fumehood.types import LEVELS, Limits
@@ -167,10 +168,10 @@ def test_trees_are_opened_before_the_new_root_covers_them_and_attached_before_it
 def test_trees_stand_at_their_own_paths_and_devices_are_marked() -> None:
     (trees,) = step(zygote().steps, "open_trees")[1:]
     assert trees == (
-        ("/usr", "/usr", False),
-        ("/opt/py", "/opt/py", False),
-        ("/dev/null", "/dev/null", True),
-        ("/dev/urandom", "/dev/urandom", True),
+        ("/usr", "/usr", "files"),
+        ("/opt/py", "/opt/py", "files"),
+        ("/dev/null", "/dev/null", "device"),
+        ("/dev/urandom", "/dev/urandom", "device"),
     )
 
 
@@ -179,10 +180,10 @@ def test_every_tree_has_something_to_be_mounted_on() -> None:
     made = zygote(shown=shown._replace(files=frozenset({"/etc/ssl/openssl.cnf", "/tmp/venv/pyvenv.cfg"})))
     _, directories, _, files = step(made.steps, "skeleton")
     (trees,) = step(made.steps, "open_trees")[1:]
-    for source, target, is_device in trees:
-        if is_device or source in ("/etc/ssl/openssl.cnf", "/tmp/venv/pyvenv.cfg"):
+    for source, target, kind in trees:
+        if kind == "device" or source in ("/etc/ssl/openssl.cnf", "/tmp/venv/pyvenv.cfg"):
             assert (target, "") in files
-            assert is_device or os.path.dirname(target) in directories
+            assert kind == "device" or os.path.dirname(target) in directories
         else:
             assert target in directories
 
@@ -214,9 +215,25 @@ def test_python_is_a_link_unless_a_virtualenv_brings_its_own() -> None:
 @CALLERS
 def test_a_zygote_that_starts_anew_finds_our_modules_in_its_root_and_nothing_else_does(caller: Caller) -> None:
     (trees,) = step(zygote(caller, package="/src/fumehood").steps, "open_trees")[1:]
-    assert ("/src/fumehood", "/run/engine/fumehood", False) in trees
+    assert ("/src/fumehood", "/run/engine/fumehood", "files") in trees
     (trees,) = step(zygote(caller).steps, "open_trees")[1:]
     assert not [tree for tree in trees if "fumehood" in tree[1]]
+
+
+@CALLERS
+def test_the_hosts_proc_is_lent_only_where_no_other_can_be_mounted(caller: Caller) -> None:
+    made = zygote(caller, has_proc=False)
+    assert ("/proc", "/proc", "proc") in step(made.steps, "open_trees")[1]
+    assert "root_proc" not in names(made.steps)
+    assert "/proc" not in [source for source, _, _ in step(zygote(caller).steps, "open_trees")[1]]
+    order = names(sealed(caller, made, has_proc=False).cell_steps)
+    assert order.index("map_ids") < order.index("no_proc") < order.index("seccomp"), "covered before a program is read"
+
+
+@pytest.mark.parametrize("kind", ["files", "device"])
+def test_no_tree_of_the_host_is_writable_or_gives_privileges(kind: str) -> None:
+    assert _ATTRIBUTES[kind] & sys_calls.MOUNT_ATTR_RDONLY
+    assert _ATTRIBUTES[kind] & sys_calls.MOUNT_ATTR_NOSUID
 
 
 # ---- trees beneath places that are private
@@ -249,7 +266,7 @@ def test_a_virtualenv_elsewhere_stays_where_it_is(path: str) -> None:
     made = zygote(shown=layout("/usr", f"{path}/bin", virtual=True))
     assert made.uncovered == ()
     (trees,) = step(made.steps, "open_trees")[1:]
-    assert (f"{path}/bin", f"{path}/bin", False) in trees
+    assert (f"{path}/bin", f"{path}/bin", "files") in trees
     assert "uncover" not in names(sealed(made=made).cell_steps)
 
 
