@@ -133,7 +133,7 @@ def become(number):
 @pytest.fixture(scope="module")
 def readable_source() -> Iterator[str]:
     """Our own modules where an ordinary user may read them."""
-    directory = tempfile.mkdtemp(prefix="fumehood-test-", dir="/tmp")
+    directory = tempfile.mkdtemp(prefix="test-of-fumehood-", dir="/tmp")
     os.chmod(directory, 0o755)
     shutil.copytree(
         os.path.dirname(fumehood.__file__), f"{directory}/fumehood", ignore=shutil.ignore_patterns("__pycache__")

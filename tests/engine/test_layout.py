@@ -59,7 +59,7 @@ def home_venv() -> Iterator[Path]:
     home = os.path.expanduser("~")
     if not os.access(home, os.W_OK):
         pytest.skip(f"nothing can be made in {home}")
-    directory = Path(tempfile.mkdtemp(prefix="fumehood-test-", dir=home))
+    directory = Path(tempfile.mkdtemp(prefix="test-of-fumehood-", dir=home))
     yield make_venv(directory / "project" / ".venv")
     shutil.rmtree(directory)
 
@@ -252,7 +252,7 @@ def check_imports(venv: Path, cwd: Path) -> None:
 
 
 def test_packages_of_a_virtualenv_beneath_tmp_can_be_imported_inside(tmp_path: Path) -> None:
-    directory = Path(tempfile.mkdtemp(prefix="fumehood-test-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="test-of-fumehood-", dir="/tmp"))
     try:
         check_imports(make_venv(directory), tmp_path)
     finally:
@@ -264,7 +264,7 @@ def test_packages_of_a_virtualenv_in_the_home_directory_can_be_imported_inside(h
 
 
 def test_packages_of_a_virtualenv_beneath_var_tmp_can_be_imported_inside(tmp_path: Path) -> None:
-    directory = Path(tempfile.mkdtemp(prefix="fumehood-test-", dir="/var/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="test-of-fumehood-", dir="/var/tmp"))
     try:
         check_imports(make_venv(directory / "venv"), tmp_path)
     finally:
