@@ -32,6 +32,7 @@ ROOT_FACTS = {"__version__"}  # all that anybody may take from the package itsel
 
 READS_ENVIRONMENT = {
     "config": "settings are read in one place",
+    "engine.zygote": "sets what programs will find there, in an environment that was empty",
     "cli.terminal": "NO_COLOR, FORCE_COLOR and TERM say what the terminal is; they are no settings",
 }
 USES_CTYPES = {"engine._syscalls"}

@@ -266,9 +266,23 @@ def writes_where_the_system_lives() -> Any:
 
 
 @attack()
-def reaches_its_interpreter_where_the_host_can_write_it() -> Any:
-    """Started before the root was built, /proc/self/exe would lead back out."""
-    return not os.statvfs("/proc/self/exe").f_flag & os.ST_RDONLY
+def changes_its_interpreter_on_the_host() -> Any:
+    """Started before the root was built, /proc/self/exe leads back out."""
+    won = []
+    fd = os.open("/proc/self/exe", os.O_RDONLY)
+    mode = os.fstat(fd).st_mode
+    for name, change in (
+        ("write", lambda: os.close(os.open("/proc/self/exe", os.O_WRONLY))),
+        ("chmod", lambda: os.fchmod(fd, mode)),
+        ("touch", lambda: os.utime(fd)),
+        ("label", lambda: os.setxattr(fd, "user.fumehood", b"x")),
+    ):
+        try:
+            change()
+            won.append(name)
+        except OSError:
+            pass
+    return won
 
 
 @attack()

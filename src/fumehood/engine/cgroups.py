@@ -116,7 +116,10 @@ class Group:
     def _kill(self) -> None:
         path = self.paths.get("pids") or self.paths["memory"]
         for _ in range(100):
-            pids = [int(line) for line in _read(f"{path}/cgroup.procs").split()]
+            try:
+                pids = [int(line) for line in _read(f"{path}/cgroup.procs").split()]
+            except OSError:
+                return  # removed with its zygote, so empty
             if not pids:
                 return
             for pid in pids:
@@ -137,13 +140,16 @@ class Group:
         _try_write(f"{path}/memory.memsw.limit_in_bytes", str(size))
 
     def _read_counts(self) -> tuple[int, int]:
-        kills = refusals = 0
-        if "memory" in self.paths:
-            name = "memory.events" if self._v2 else "memory.oom_control"
-            kills = _field(_read(f"{self.paths['memory']}/{name}"), "oom_kill")
-        if "pids" in self.paths:
-            refusals = _field(_read(f"{self.paths['pids']}/pids.events"), "max")
-        return kills, refusals
+        try:
+            kills = refusals = 0
+            if "memory" in self.paths:
+                name = "memory.events" if self._v2 else "memory.oom_control"
+                kills = _field(_read(f"{self.paths['memory']}/{name}"), "oom_kill")
+            if "pids" in self.paths:
+                refusals = _field(_read(f"{self.paths['pids']}/pids.events"), "max")
+            return kills, refusals
+        except OSError:
+            return self._counts  # removed with its zygote: no more than was known
 
 
 class Groups:
@@ -208,7 +214,7 @@ def find_home() -> Home | Unavailable:
                 _write(f"{path}/cgroup.subtree_control", f"+{controller}")
             directories[controller] = path
         except OSError as error:
-            missing[controller] = Unavailable(f"make a {controller} group", error.errno or 0, _NO_FIX)
+            missing[controller] = Unavailable(f"make a {controller} control group", error.errno or 0, _NO_FIX)
     if not directories:
         return missing[_CONTROLLERS[0]]
     return Home(version, directories, missing)
@@ -221,6 +227,8 @@ def _delegate(own: str) -> str:
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
+        if own.endswith(f"/{_PREFIX}host"):  # we stepped aside before
+            return _delegate(os.path.dirname(own))
         leaf = f"{own}/{_PREFIX}host"
         os.makedirs(leaf, exist_ok=True)
         _write(f"{leaf}/cgroup.procs", str(os.getpid()))
@@ -238,7 +246,9 @@ def _own_groups() -> dict[str, str]:
     places: dict[str, tuple[str, str]] = {}
     for line in mounts:
         left, _, right = line.partition(" - ")
-        fields, (kind, _, options) = left.split(), right.split()[:3]
+        fields = left.split(" ")
+        kind, _, rest = right.partition(" ")
+        options = rest.rpartition(" ")[2]
         if kind == "cgroup2":
             places.setdefault("", (fields[3], fields[4]))
         elif kind == "cgroup":
@@ -251,11 +261,16 @@ def _own_groups() -> dict[str, str]:
         for controller in names.split(","):
             if controller in places:
                 root, mount = places[controller]
-                relative = path.removeprefix(root.rstrip("/")) if path.startswith(root) else "/"
-                found[controller] = (mount + relative).rstrip("/")
+                found[controller] = (mount + _beneath(path, root)).rstrip("/")
     if "memory" in found or "pids" in found:
         found.pop("", None)  # hybrid: the controllers are on v1
     return found
+
+
+def _beneath(path: str, root: str) -> str:
+    if root == "/":
+        return path
+    return path.removeprefix(root) if path == root or path.startswith(f"{root}/") else ""
 
 
 def _sweep(own: str) -> None:

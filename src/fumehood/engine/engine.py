@@ -16,11 +16,13 @@ from .cell import Cell
 from .cgroups import Group
 from .diagnose import errno_name, fix_for
 from .frames import Failure
+from .plan import Without
 from .root import Root
 from .zygotes import SetupFailed, ZygoteGone, close_all
 
 _READY_S = 15.0
 _ATTEMPTS = 3
+_DISPENSABLE = {"proc": "proc", "root_proc": "proc", "bound_kernel_objects": "bounds", "become": "become"}
 
 
 class Engine:
@@ -120,18 +122,23 @@ class Engine:
 def _try(
     level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
 ) -> tuple[Root, Cell] | Failure:
-    """Every step for real. Where /proc cannot be had there is none, rather than the host's."""
-    found = _prove(level, failure, command, limits, network, has_proc=True)
-    if isinstance(found, Failure) and found.step in ("proc", "root_proc"):
-        return _prove(level, failure, command, limits, network, has_proc=False)
-    return found
+    """Every step for real, again without what this host cannot give and a cell can do without."""
+    without = Without()
+    while True:
+        found = _prove(level, failure, command, limits, network, without)
+        if not isinstance(found, Failure):
+            return found
+        poorer = without._replace(**{_DISPENSABLE[found.step]: True}) if found.step in _DISPENSABLE else without
+        if poorer == without:
+            return found
+        without = poorer
 
 
 def _prove(
-    level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool, *, has_proc: bool
+    level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool, without: Without
 ) -> tuple[Root, Cell] | Failure:
     try:
-        root = Root(level, network, failure, has_proc=has_proc)
+        root = Root(level, network, failure, without)
     except SetupFailed as error:
         return error.failure
     cell = None
@@ -163,7 +170,11 @@ def _start(root: Root, command: Command, limits: Limits) -> Cell:
     if root.level != "sealed":
         from . import private  # tempfile and shutil would cost every sealed first call
 
-        directory = private.make(root.layout, root.owner)
+        try:
+            directory = private.make(root.layout, root.owner)
+        except OSError as error:
+            step = "become" if root.owner is not None else "private_directory"
+            raise SetupFailed(Failure(step, error.errno or 0, str(error))) from error
 
         def release(group: Group | None) -> None:
             if group is not None:

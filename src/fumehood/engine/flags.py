@@ -9,6 +9,6 @@ NEWIPC = 0x08000000
 NEWUSER = 0x10000000
 NEWPID = 0x20000000
 NEWNET = 0x40000000
-CELL_NAMESPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS | NEWCGROUP
+CELL_NAMESPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS
 
 KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel

@@ -51,6 +51,11 @@ class Launched:
             os.close(null)
             remote.close()
 
+    def end(self) -> None:
+        self.let_go()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
     def let_go(self) -> None:
         self.socket.close()
         os.close(self.messages)
@@ -72,7 +77,7 @@ def launch(executable: str) -> Launched:
     if ahead is not None and executable == host_executable():
         return ahead
     if ahead is not None:
-        ahead.let_go()
+        ahead.end()
     return Launched(executable)
 
 

@@ -6,7 +6,7 @@ import os.path
 from typing import Any, NamedTuple
 
 from ..types import Level, Limits
-from .flags import CELL_NAMESPACES, KILL_TREE, NEWNET, NEWNS, NEWPID, NEWUSER
+from .flags import CELL_NAMESPACES, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER
 from .layout import Layout
 
 Step = tuple[Any, ...]
@@ -45,10 +45,24 @@ class Caller(NamedTuple):
 
     uid: int
     gid: int
+    can_become: bool = True  # root of a small container may be unable to be anybody else
 
     @property
     def is_root(self) -> bool:
         return self.uid == 0
+
+    @property
+    def drops(self) -> bool:
+        """Whether programs run as somebody with no rights at all."""
+        return self.is_root and self.can_become
+
+
+class Without(NamedTuple):
+    """What this host cannot give and a cell can do without."""
+
+    proc: bool = False  # masked: then there is no /proc, rather than the host's
+    bounds: bool = False  # /proc/sys cannot be written: seccomp alone refuses namespaces
+    become: bool = False
 
 
 class ZygotePlan(NamedTuple):
@@ -116,7 +130,7 @@ def plan_zygote(
         *((("root_proc",),) if has_proc else ()),
         ("enter_root",),
     )
-    if caller.is_root:
+    if caller.drops:
         # Built as root: the interpreter may lie beneath a directory that only root can enter. Then never root again.
         drop: tuple[Step, ...] = (
             ("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID),
@@ -129,17 +143,25 @@ def plan_zygote(
 
 
 def plan_sealed_cell(
-    caller: Caller, zygote: ZygotePlan, limits: Limits, seccomp: bytes, *, network: bool, has_proc: bool, counted: bool
+    caller: Caller,
+    zygote: ZygotePlan,
+    limits: Limits,
+    seccomp: bytes,
+    without: Without,
+    *,
+    network: bool,
+    counted: bool,
 ) -> CellPlan:
-    outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.is_root else (caller.uid, caller.gid)
+    outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.drops else (caller.uid, caller.gid)
     steps: list[Step] = [
         ("map_ids", INSIDE_ID, *outside),
-        ("bound_kernel_objects", _KERNEL_OBJECTS),
+        ("unshare", NEWCGROUP),  # now that it is in its group: what lies above that stays unseen
+        *(() if without.bounds else (("bound_kernel_objects", _KERNEL_OBJECTS),)),
         ("private_tree", limits.disk_bytes, limits.inodes, _PRIVATE),
     ]
     if zygote.uncovered:
         steps.append(("uncover", zygote.uncovered))
-    steps.append(("proc",) if has_proc else ("no_proc",))
+    steps.append(("no_proc",) if without.proc else ("proc",))
     if not network:
         steps.append(("loopback",))
     steps += [

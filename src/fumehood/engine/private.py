@@ -15,14 +15,18 @@ _PARTS = ("workspace", "program", "tmp", "home", "bin")
 
 def make(layout: Layout, owner: int | None) -> str:
     directory = tempfile.mkdtemp(prefix="fumehood-")
-    for name in _PARTS:
-        os.mkdir(f"{directory}/{name}", 0o700)
-    if not layout.is_virtual:
-        for name in ("python", "python3"):
-            os.symlink(layout.executable, f"{directory}/bin/{name}")
-    if owner is not None:
-        for name in ("", *_PARTS):
-            os.chown(f"{directory}/{name}", owner, owner)
+    try:
+        for name in _PARTS:
+            os.mkdir(f"{directory}/{name}", 0o700)
+        if not layout.is_virtual:
+            for name in ("python", "python3"):
+                os.symlink(layout.executable, f"{directory}/bin/{name}")
+        if owner is not None:
+            for name in ("", *_PARTS):
+                os.chown(f"{directory}/{name}", owner, owner)
+    except BaseException:
+        remove(directory)
+        raise
     return directory
 
 

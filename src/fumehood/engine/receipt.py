@@ -49,9 +49,7 @@ def _sealed_axes(enforced: Enforced) -> dict[str, Axis]:
         "files": Axis("sealed", "own root: read-only binds of the interpreter and the system, private tmpfs"),
         "network": network,
         "processes": Axis("sealed", f"own pid namespace, {proc}"),
-        "ipc": Axis(
-            "sealed", "own ipc namespace" + ("" if enforced.network else ", abstract sockets by network namespace")
-        ),
+        "ipc": Axis("sealed", "own ipc namespace" + ("" if enforced.network else " and network namespace")),
         "syscalls": Axis("sealed", "seccomp allow-list"),
         "privileges": Axis("sealed", "own user namespace, no capabilities, no_new_privs"),
         "disk": Axis("sealed", "one tmpfs, size and inodes bounded; RLIMIT_FSIZE"),
@@ -90,9 +88,10 @@ def _memory(enforced: Enforced, limits: Limits) -> Axis:
     if isinstance(groups, Home) and "memory" in groups.directories:
         return Axis(strongest, f"{groups.mechanism}, {mib} MiB for the whole tree")
     reason = groups.missing["memory"] if isinstance(groups, Home) else groups
+    watched = enforced.own_proc or enforced.level != "sealed"
     return Axis(
-        "process",
-        f"watch over the tree every 20 ms, {mib} MiB",
+        "process" if watched else "none",
+        f"watch over the tree every 20 ms, {mib} MiB" if watched else "no control group, and no /proc to watch it by",
         step=reason.step,
         errno=errno_name(reason.errno),
         fix=reason.fix,
@@ -106,4 +105,5 @@ def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:
     if enforced.level == "sealed":
         return axis._replace(mechanism=f"{axis.mechanism}; RLIMIT_NPROC, at most {limits.processes}")
     reason = groups.missing["pids"] if isinstance(groups, Home) else groups
+    axis = axis._replace(mechanism=f"{axis.mechanism}; no bound on their number")
     return axis._replace(step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)

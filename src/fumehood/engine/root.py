@@ -17,9 +17,9 @@ _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/pa
 
 
 class Root:
-    def __init__(self, level: Level, network: bool, failure: Failure | None, *, has_proc: bool = True):
+    def __init__(self, level: Level, network: bool, failure: Failure | None, without: plan.Without):
         self.level = level
-        self._has_proc = has_proc
+        self._without = without
         self.zygote = Zygote(host_executable())
         try:
             self._build(level, network, failure)
@@ -31,7 +31,7 @@ class Root:
         self.layout = discover(host_executable())
         self._network = network
         self._failure = failure  # why no stronger level
-        self._caller = plan.Caller(os.geteuid(), os.getegid())
+        self._caller = plan.Caller(os.geteuid(), os.getegid(), can_become=not self._without.become)
         again = level == "sealed" and _is_within_reach(self.layout.executable, self._caller)
         self._plan = plan.plan_zygote(
             level,
@@ -39,7 +39,7 @@ class Root:
             self._caller,
             resolv_conf=_resolv_conf() if network else "",
             package=f"{PACKAGE_HOME}/fumehood" if again else None,
-            has_proc=self._has_proc,
+            has_proc=not self._without.proc,
         )
         self._cores = len(os.sched_getaffinity(0))
         self._orders: dict[Limits, bytes] = {}
@@ -53,10 +53,11 @@ class Root:
                 "again": boot(self.layout.executable, plan.ENGINE) if again else None,
             }
         )
-        self._filter = _filter(level, network)  # while the root is built
+        counted = self.zygote.groups.counts("memory")
+        self._filter = _filter(level, network, counted=counted)  # while the root is built
         self.zygote.wait_up()
         self._landlock = self.zygote.landlock_abi if level == "confined" else 0
-        drops = self._caller.is_root and level != "sealed" and _others_can_run(self.layout.executable)
+        drops = self._caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
 
     def order(self, limits: Limits, directory: str | None) -> bytes:
@@ -71,8 +72,8 @@ class Root:
                 self._plan,
                 limits,
                 self._filter,
+                self._without,
                 network=self._network,
-                has_proc=self._has_proc,
                 counted=self.zygote.groups.counts("pids"),
             )
             known = self._orders[limits] = self._order(cell, limits)
@@ -92,8 +93,8 @@ class Root:
                 network=self._network,
                 seccomp=self.level != "process",
                 landlock=self._landlock,
-                own_proc=self._has_proc,
-                became_unprivileged=self._caller.is_root and (self.level == "sealed" or self.owner is not None),
+                own_proc=not self._without.proc,
+                became_unprivileged=self._caller.drops and (self.level == "sealed" or self.owner is not None),
                 is_root=self._caller.is_root,
                 groups=self.zygote.groups.home,
                 failure=self._failure,
@@ -127,13 +128,17 @@ class Root:
                 "program": cell.program,
                 "sealed": self.level == "sealed",
                 "disk": cell.disk,
-                "watch_memory": None if self.zygote.groups.counts("memory") else limits.memory_bytes,
+                "watch_memory": limits.memory_bytes if self._watches() else None,
                 "processes": None if self.zygote.groups.counts("pids") else limits.processes,
             }
         )
 
+    def _watches(self) -> bool:
+        """Whether the supervisor must add up the tree's memory, and can."""
+        return not self.zygote.groups.counts("memory") and not self._without.proc
 
-def _filter(level: Level, network: bool) -> bytes | None:
+
+def _filter(level: Level, network: bool, *, counted: bool) -> bytes | None:
     if level == "process":
         return None
     from . import seccomp  # its tables load while the interpreter starts
@@ -142,7 +147,9 @@ def _filter(level: Level, network: bool) -> bytes | None:
     if not seccomp.supported(machine):
         raise SetupFailed(Failure("seccomp", 0, f"no table of system calls for {machine}"))
     # A cell with its own network namespace may open what it likes there; without one the filter is the fence.
-    return seccomp.compile_filter(machine, can_open_network=network or level == "sealed")
+    return seccomp.compile_filter(
+        machine, can_open_network=network or level == "sealed", can_hold_unmapped_memory=counted
+    )
 
 
 def _resolv_conf() -> str:
@@ -156,7 +163,7 @@ def _resolv_conf() -> str:
 def _is_within_reach(executable: str, caller: plan.Caller) -> bool:
     """Whether a program could change the file it runs from through /proc/self/exe, which leads to the host's mount."""
     status = os.stat(executable)
-    owner = plan.UNPRIVILEGED_ID if caller.is_root else caller.uid
+    owner = plan.UNPRIVILEGED_ID if caller.drops else caller.uid
     return status.st_uid == owner or bool(status.st_mode & 0o022)
 
 

@@ -204,18 +204,26 @@ CHECKED = frozenset(_checked(can_open_network=False))
 """Calls that are decided by their arguments."""
 
 
+_UNMAPPED_MEMORY = frozenset({"memfd_create", "shmget"})
+
+
 def supported(machine: str) -> bool:
     """Whether there is a filter for this `platform.machine()`."""
     return machine in _MACHINES
 
 
-def compile_filter(machine: str, *, can_open_network: bool = False) -> bytes:
-    """The `sock_filter` array for a machine; without `can_open_network` the only sockets are UNIX ones."""
+def compile_filter(machine: str, *, can_open_network: bool = False, can_hold_unmapped_memory: bool = True) -> bytes:
+    """The `sock_filter` array for a machine; without `can_open_network` the only sockets are UNIX ones.
+
+    Without `can_hold_unmapped_memory` there is none that belongs to no process: where no control group counts the
+    memory of a tree, whoever adds up its processes would miss it.
+    """
     if not supported(machine):
         raise ValueError(f"no seccomp filter for {machine!r}: only for {', '.join(_MACHINES)}")
     audit_arch, table = _MACHINES[machine]
     checked = _checked(can_open_network)
-    calls = {number: _ALLOW if name in ALLOWED else checked.get(name, _EPERM) for name, number in table.items()}
+    allowed = ALLOWED if can_hold_unmapped_memory else ALLOWED - _UNMAPPED_MEMORY
+    calls = {number: _ALLOW if name in allowed else checked.get(name, _EPERM) for name, number in table.items()}
     # Numbers past the table are ENOSYS, the x32 calls too; in a foreign architecture (int 0x80) they mean other calls.
     native = _load(0) + _choose(calls, _ENOSYS)
     program = _load(4) + _branch(_JEQ, audit_arch, native, _KILL)

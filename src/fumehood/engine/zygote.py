@@ -65,8 +65,7 @@ def _build_root(control: socket.socket, blueprint: dict[str, Any]) -> None:
     try:
         Jail().apply(blueprint["steps"])
     except StepFailed as failure:
-        control.send(frames.failed(failure.step, failure.errno, failure.detail))
-        os._exit(1)
+        _refuse(control, frames.failed(failure.step, failure.errno, failure.detail))
     if blueprint["again"]:  # from a file that the program could change on the host: start anew from the read-only view
         for fd in (_CONTROL, _HOST):
             os.set_inheritable(fd, True)
@@ -77,11 +76,16 @@ def _move_into_namespaces(control: socket.socket, flags: int) -> None:
     try:
         pid, _ = sys_calls.clone(flags | sys_calls.CLONE_PARENT)
     except OSError as error:
-        control.send(frames.failed("namespaces", error.errno or 0, str(error)))
-        os._exit(1)
+        _refuse(control, frames.failed("namespaces", error.errno or 0, str(error)))
     if pid:
         control.send(frames.pid(pid))
         os._exit(0)
+
+
+def _refuse(control: socket.socket, frame: bytes) -> NoReturn:
+    control.recv(_MAX_ORDER)  # a socket closed with something unread would take our last word with it
+    control.send(frame)
+    os._exit(1)
 
 
 def _find_packages(blueprint: dict[str, Any]) -> None:

@@ -50,7 +50,10 @@ class Zygote:
         """Tell it what to build; `wait_up` tells how that went."""
         self._seals = bool(blueprint["flags"])
         self._socket.settimeout(_START_S)
-        self._socket.send(marshal.dumps(blueprint))
+        try:
+            self._socket.send(marshal.dumps(blueprint))
+        except OSError:
+            raise EngineFailed(f"the zygote ended while starting{self._said()}") from None
 
     def wait_up(self) -> None:
         """Until it takes orders. Raises what kept it from that."""
