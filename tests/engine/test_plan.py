@@ -38,8 +38,9 @@ def zygote(caller: Caller = ROOT, shown: Layout | None = None, **options: Any) -
 
 
 def sealed(caller: Caller = ROOT, made: ZygotePlan | None = None, **changes: Any) -> CellPlan:
-    options = {"network": False, "has_proc": True, "counted": True, **changes}
-    return plan.plan_sealed_cell(caller, made or zygote(caller), LIMITS, FILTER, **options)
+    without = plan.Without(proc=not changes.pop("has_proc", True))
+    options = {"network": False, "counted": True, **changes}
+    return plan.plan_sealed_cell(caller, made or zygote(caller), LIMITS, FILTER, without, **options)
 
 
 def opened(level: str, caller: Caller = ROOT, **changes: Any) -> CellPlan:
@@ -324,7 +325,8 @@ def test_the_door_to_more_namespaces_is_shut_while_the_hosts_proc_is_still_there
 
 def test_without_network_there_is_an_own_one() -> None:
     cell = sealed(network=False)
-    assert cell.flags == NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS | NEWCGROUP | NEWNET
+    assert cell.flags == NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS | NEWNET
+    assert step(cell.cell_steps, "unshare") == ("unshare", NEWCGROUP), "once it is in its group"
     assert "loopback" in names(cell.cell_steps)
 
 
@@ -364,7 +366,7 @@ def test_a_supervisor_outside_adopts_and_dies_with_its_zygote() -> None:
 @CALLERS
 def test_confined_gives_up_rights_then_files_then_calls(caller: Caller) -> None:
     order = names(opened("confined", caller).program_steps)
-    wanted = ["limits", "clear_capabilities", "no_new_privileges", "landlock", "seccomp"]
+    wanted = ["limits", "shed_capabilities", "no_new_privileges", "landlock", "seccomp"]
     assert [name for name in order if name != "become"] == wanted
 
 
@@ -377,8 +379,7 @@ def test_root_becomes_nobody_before_anything_else_where_nobody_can_run_the_inter
 
 def test_root_that_stays_root_loses_its_capabilities_for_good() -> None:
     order = names(opened("confined", ROOT, drop_root=False).program_steps)
-    assert "drop_capabilities" in order
-    assert "clear_capabilities" not in order
+    assert "shed_capabilities" in order
 
 
 def test_landlock_lets_a_program_write_to_its_own_directory_and_to_devices() -> None:

@@ -176,8 +176,12 @@ class Jail:
     def step_drop_capabilities(self) -> None:
         sys_calls.drop_capabilities()
 
-    def step_clear_capabilities(self) -> None:
-        sys_calls.clear_capabilities()
+    def step_shed_capabilities(self) -> None:
+        """Where there may be none to drop with: no_new_privs keeps an empty set empty."""
+        try:
+            sys_calls.drop_capabilities()
+        except PermissionError:
+            sys_calls.clear_capabilities()
 
     def step_undumpable(self) -> None:
         sys_calls.prctl(sys_calls.PR_SET_DUMPABLE, 0)

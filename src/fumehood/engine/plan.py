@@ -196,7 +196,7 @@ def plan_open_cell(
     per_user = caller.is_root and drop_root and not counted
     steps.append(("limits", _rlimits(limits, count_processes=per_user)))
     if level == "confined":
-        steps.append(("drop_capabilities",) if caller.is_root and not drop_root else ("clear_capabilities",))
+        steps.append(("shed_capabilities",))
     steps.append(("no_new_privileges",))
     if level == "confined" and landlock:
         steps.append(("landlock", readable, (directory, "/dev/shm", "/dev/null", "/dev/zero", "/dev/full")))

@@ -196,7 +196,6 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         return 1
-    os.write(_CONTROL, frames.READY)
     child = os.fork()
     if child == 0:
         _be_program(order)
@@ -226,6 +225,7 @@ def _be_program(order: dict[str, Any]) -> NoReturn:
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         os._exit(1)
+    os.write(_CONTROL, frames.READY)
     os.close(_CONTROL)
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
