@@ -51,7 +51,7 @@ class Cell:
         self._names: dict[int, Literal["stdout", "stderr"]] = {self._stdout: "stdout", self._stderr: "stderr"}
         self._epoll: select.epoll | None = None
         self._ended = False
-        self._killed = False
+        self._outlives = False  # whether processes may be left when the program has ended
         self._look_at = time.monotonic() + _LOOK_S
         self._failure: frames.Failure | None = None
         self.is_ready = False
@@ -132,7 +132,7 @@ class Cell:
         """All of it, at once. `Exited` follows."""
         if self._ended or self._pidfd < 0:
             return
-        self._killed = True
+        self._outlives = True
         try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL if self._sealed else KILL_TREE)
         except ProcessLookupError:
@@ -147,7 +147,7 @@ class Cell:
         if self._control.fileno() < 0:
             return
         _open.discard(self)
-        if self._pidfd >= 0 and (self._killed or not self._ended):
+        if self._pidfd >= 0 and (self._outlives or not self._ended):
             self.kill()
             self.is_gone(_GONE_S)
         self._let_go()
@@ -220,6 +220,7 @@ class Cell:
     def _exited(self, end: frames.Exit) -> None:
         code = 128 + os.WTERMSIG(end.status) if os.WIFSIGNALED(end.status) else os.WEXITSTATUS(end.status)
         reason = self._reason(killed=os.WIFSIGNALED(end.status), flags=end.flags) if code else "ok"
+        self._outlives = bool(end.flags & frames.HAD_OTHERS)
         self._finish(Exited(code, reason, end.cpu_ns / 1e9, end.max_rss_bytes))
 
     def _reason(self, *, killed: bool, flags: int) -> Reason:

@@ -16,7 +16,7 @@ MAX_FRAME = 4096
 _EXIT = struct.Struct("<iQQB")
 _PID = struct.Struct("<I")
 
-DISK_FULL, MEMORY_KILL, PROCESSES_HIT = 1, 2, 4
+DISK_FULL, MEMORY_KILL, PROCESSES_HIT, HAD_OTHERS = 1, 2, 4, 8
 
 
 class Exit:

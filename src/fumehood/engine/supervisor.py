@@ -75,6 +75,8 @@ class Supervisor:
             self._flags |= frames.DISK_FULL
         if status and self._processes and self._count_tasks(self._tree()) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
+        if self._sealed and _read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child:
+            self._flags |= frames.HAD_OTHERS  # it forked: the host waits until all of them are gone
         cpu_ns, max_rss = _usage(self._child, usage)
         if not self._sealed:
             self._hunt()
