@@ -6,7 +6,7 @@ import os.path
 from typing import Any, NamedTuple
 
 from ..types import Level, Limits
-from .flags import CELL_NAMESPACES, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER
+from .flags import CELL_NAMESPACES, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
 from .layout import Layout
 
 Step = tuple[Any, ...]
@@ -121,6 +121,7 @@ def plan_zygote(
         links += [(f"{LINKS}/{name}", layout.executable) for name in ("python", "python3")]
     uncovered = tuple((place, path) for path, place in parked.items())
     build: tuple[Step, ...] = (
+        ("hostname", "sandbox"),  # cells copy it
         ("private_mounts",),
         ("open_trees", tuple(trees)),
         ("new_root", STAGING),
@@ -137,9 +138,9 @@ def plan_zygote(
             ("unshare", NEWUSER | NEWNS),
             ("map_ids", UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID),
         )
-        return ZygotePlan(NEWNS | NEWPID, build + drop, uncovered)
+        return ZygotePlan(NEWNS | NEWPID | NEWUTS, build + drop, uncovered)
     own: tuple[Step, ...] = (("map_ids", caller.uid, caller.uid, caller.gid),)
-    return ZygotePlan(NEWUSER | NEWNS | NEWPID, own + build, uncovered)
+    return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, own + build, uncovered)
 
 
 def plan_sealed_cell(
@@ -165,7 +166,6 @@ def plan_sealed_cell(
     if not network:
         steps.append(("loopback",))
     steps += [
-        ("hostname", "sandbox"),
         ("limits", _rlimits(limits, count_processes=not counted)),
         ("drop_capabilities",),
         ("no_new_privileges",),
