@@ -136,13 +136,13 @@ def test_only_a_sealed_zygote_has_namespaces(level: str) -> None:
 def test_an_ordinary_users_zygote_maps_its_own_id_before_anything_else() -> None:
     made = zygote(USER)
     assert made.steps[0] == ("map_ids", 1234, 1234, 5678)
-    assert made.flags == NEWUSER | NEWNS | NEWPID
+    assert made.flags == NEWUSER | NEWNS | NEWPID | NEWUTS
     assert not {"become", "unshare"} & set(names(made.steps))
 
 
 def test_roots_zygote_builds_as_root_and_is_never_root_again() -> None:
     made = zygote(ROOT)
-    assert made.flags == NEWNS | NEWPID
+    assert made.flags == NEWNS | NEWPID | NEWUTS
     nobody = plan.UNPRIVILEGED_ID
     assert made.steps[-3:] == (
         ("become", nobody, nobody),
