@@ -360,7 +360,7 @@ WEAKENING = [
     ("artifacts_dir", "/dev/shm/x"),
     ("store_max_mb", "1"),
     ("store_max_mb", "100000"),
-    ("warm_cells", "1"),
+    ("warm_cells", "5"),
     ("preload", "[evil]"),
     ("docker_image", "evil:latest"),
     ("docker_network_enabled", "true"),

@@ -44,6 +44,7 @@ def test_all_names_what_is_public_and_each_name_is_there():
         "OneShot",
         "RecordsError",
         "RuntimeMissing",
+        "SandboxLost",
         "UnknownBackend",
         "__version__",
         "get_sandbox",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LanguageNotAllowed,
         RecordsError,
         RuntimeMissing,
+        SandboxLost,
         UnknownBackend,
     )
     from .tools import run_code, run_python_code
@@ -43,6 +44,7 @@ __all__ = [
     "OneShot",
     "RecordsError",
     "RuntimeMissing",
+    "SandboxLost",
     "UnknownBackend",
     "__version__",
     "get_sandbox",

@@ -48,7 +48,7 @@ class Settings(NamedTuple):
     store_code: str = "on_error"
     artifacts_dir: str = "artifacts"
     store_max_mb: int = 256
-    warm_cells: int = 0
+    warm_cells: int = 4
     preload: tuple[str, ...] = ()
     docker_image: str = "antigravity-sandbox:latest"
     docker_network_enabled: bool = False
@@ -113,7 +113,7 @@ FIELDS: tuple[Field, ...] = (
     Field("store_code", v.choice(*_STORE_CODE), v.ranked(*_STORE_CODE), "Which executions are recorded."),
     Field("artifacts_dir", v.path, v.NEVER, "Directory of the records, relative to the working directory."),
     Field("store_max_mb", v.integer(1), v.NEVER, "MiB the records may take; the oldest go first."),
-    Field("warm_cells", v.integer(0, 1024), v.LOWER, "Sandboxes kept ready."),
+    Field("warm_cells", v.integer(0, 1024), v.LOWER, "Most sandboxes kept ready; 0 = each is made when asked for."),
     Field("preload", v.modules, v.NEVER, "Modules imported ahead, so that programs find them loaded."),
     Field("docker_image", v.text, v.NEVER, "Image of the docker backend."),
     Field("docker_network_enabled", v.boolean, v.OFF, "Network in the docker backend."),

@@ -11,6 +11,7 @@
     │   ├── ExtraMissing            its package is not installed
     │   ├── BackendUnavailable      it is installed and cannot be reached or used
     │   └── EngineFailed            it broke while making or running a sandbox
+    │       └── SandboxLost             the sandbox went away while the program ran, through no fault of either
     ├── IsolationUnavailable    this host cannot give the level that was required
     └── RecordsError            the stored records cannot be read
 
@@ -62,6 +63,10 @@ class BackendUnavailable(BackendError):
 
 
 class EngineFailed(BackendError):
+    pass
+
+
+class SandboxLost(EngineFailed):
     pass
 
 

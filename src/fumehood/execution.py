@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from .backends.base import Backend, DirectBackend, SandboxSpec
-from .errors import IsolationUnavailable
+from .backends.base import Backend, DirectBackend, Sandbox, SandboxSpec
+from .errors import IsolationUnavailable, SandboxLost
 from .types import LEVELS, TIMEOUT_EXIT_CODE, Command, ExecutionResult, Exited, Level, Output, Reason, Receipt
 
 TRUNCATED = "... (output truncated)"
 KILL_GRACE_S = 2.0  # how long a killed tree may take to be gone before we report without it
 POLL_S = 0.05  # how often a running execution looks whether it was cancelled
 _KILLED = 128 + signal.SIGKILL
+_ATTEMPTS = 3
 _MB = 1024 * 1024
 
 
@@ -50,43 +51,62 @@ _Following = Generator[float, Output | Exited | None, ExecutionResult]
 def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
     """Run one execution in this thread, without an event loop."""
     started = time.monotonic()
-    process = backend.start_direct(plan.spec, plan.command)
-    try:
-        _hold_to(plan.require, process.receipt)
-        following = _follow(plan, process, started)
-        wait_s = next(following)
-        read, send = process.read, following.send
-        while True:
-            wait_s = send(read(wait_s))
-    except StopIteration as end:
-        result: ExecutionResult = end.value
-        return result
-    finally:
-        process.close()
+    for attempt in range(_ATTEMPTS):
+        process = backend.start_direct(plan.spec, plan.command)
+        try:
+            _hold_to(plan.require, process.receipt)
+            following = _follow(plan, process, started)
+            wait_s = next(following)
+            read, send = process.read, following.send
+            while True:
+                wait_s = send(read(wait_s))
+        except StopIteration as end:
+            result: ExecutionResult = end.value
+            return result
+        except SandboxLost:
+            if not _may_run_again(plan, attempt):
+                raise
+        finally:
+            process.close()
+    raise AssertionError("unreachable")
 
 
 async def run(backend: Backend, plan: Plan) -> ExecutionResult:
     """Run one execution in the running event loop."""
     started = time.monotonic()
-    sandbox = await backend.create(plan.spec)
-    try:
-        process = await sandbox.start(plan.command)
+    for attempt in range(_ATTEMPTS):
+        sandbox = await backend.create(plan.spec)
         try:
-            _hold_to(plan.require, process.receipt)
-            following = _follow(plan, process, started)
-            event: Output | Exited | None = None
-            while True:
-                try:
-                    wait_s = following.send(event)
-                except StopIteration as end:
-                    result: ExecutionResult = end.value
-                    return result
-                event = await process.read(wait_s)
+            return await _run_in(sandbox, plan, started)
+        except SandboxLost:
+            if not _may_run_again(plan, attempt):
+                raise
         finally:
-            process.kill()  # a cancelled task must not wait for the program
-            await process.close()
+            await sandbox.close()
+    raise AssertionError("unreachable")
+
+
+async def _run_in(sandbox: Sandbox, plan: Plan, started: float) -> ExecutionResult:
+    process = await sandbox.start(plan.command)
+    try:
+        _hold_to(plan.require, process.receipt)
+        following = _follow(plan, process, started)
+        event: Output | Exited | None = None
+        while True:
+            try:
+                wait_s = following.send(event)
+            except StopIteration as end:
+                result: ExecutionResult = end.value
+                return result
+            event = await process.read(wait_s)
     finally:
-        await sandbox.close()
+        process.kill()  # a cancelled task must not wait for the program
+        await process.close()
+
+
+def _may_run_again(plan: Plan, attempt: int) -> bool:
+    """What ran without a network left no trace outside its sandbox, and that is gone."""
+    return not plan.spec.network and attempt + 1 < _ATTEMPTS
 
 
 def refused(plan: Plan, message: str, blocked_imports: list[str]) -> ExecutionResult:

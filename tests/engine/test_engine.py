@@ -18,8 +18,9 @@ import pytest
 
 import fumehood
 from fumehood.engine import engine
+from fumehood.engine.cell import Cell
 from fumehood.engine.engine import Engine
-from fumehood.errors import BadArgument, EngineFailed, IsolationUnavailable
+from fumehood.errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
 from fumehood.types import AXES, Command, Exited, Limits, Output
 
 LIMITS = Limits(processes=32)
@@ -454,13 +455,22 @@ def test_a_zygote_killed_between_executions_is_replaced(own_engine: Own) -> None
         assert own_engine.zygote_pid != before
 
 
+def check_went_with_its_zygote(cell: Cell) -> None:
+    """A sealed one cannot help it, so the layer above is told that it may run the program again."""
+    if cell.receipt.level == "sealed":
+        with pytest.raises(SandboxLost):
+            finish(cell)
+        return
+    said, exited = finish(cell)
+    assert (said, exited.exit_code, exited.reason) == ("", 128 + signal.SIGKILL, "signal")
+
+
 @LEVELS
 def test_a_zygote_killed_during_an_execution_ends_it_with_a_result(own_engine: Own) -> None:
     cell = start(own_engine, "import time; print('begun', flush=True); time.sleep(30)")
     assert cell.read(20) == Output("stdout", b"begun\n")
     os.kill(own_engine.zygote_pid, signal.SIGKILL)
-    said, exited = finish(cell)
-    assert (said, exited.exit_code, exited.reason) == ("", 128 + signal.SIGKILL, "signal")
+    check_went_with_its_zygote(cell)
     said, exited = finish(start(own_engine, "print('after')"))
     assert (said, exited.reason) == ("after\n", "ok")
 
@@ -473,8 +483,7 @@ def test_a_zygote_replaced_by_one_caller_does_not_break_the_result_of_another(ow
     os.kill(own_engine.zygote_pid, signal.SIGKILL)
     said, exited = finish(start(own_engine, "print('after')"))
     assert (said, exited.reason) == ("after\n", "ok")
-    said, exited = finish(one)
-    assert (exited.exit_code, exited.reason) == (128 + signal.SIGKILL, "signal")
+    check_went_with_its_zygote(one)
 
 
 def test_a_stopped_zygote_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def opened(level: str, caller: Caller = ROOT, **changes: Any) -> CellPlan:
         "readable": ("/usr",),
         "drop_root": True,
         "landlock": True,
-        "counted": True,
+        "others": None,
         **changes,
     }
     return plan.plan_open_cell(level, caller, LIMITS, "/private", **options)  # type: ignore[arg-type]
@@ -414,9 +414,8 @@ def test_the_kernel_counts_processes_by_user_only_where_no_group_does() -> None:
 
 def test_an_ordinary_users_other_processes_do_not_count_against_an_open_cell() -> None:
     for level in ("confined", "process"):
-        assert "processes" not in rlimits(opened(level, USER, counted=False).program_steps)
-        assert "processes" in rlimits(opened(level, ROOT, counted=False).program_steps)
-        assert "processes" not in rlimits(opened(level, ROOT, counted=False, drop_root=False).program_steps)
+        assert "processes" not in rlimits(opened(level, USER, others=None).program_steps)
+        assert rlimits(opened(level, USER, others=7).program_steps)["processes"] == LIMITS.processes + 7 + 1
 
 
 # ---- the environment

@@ -32,7 +32,8 @@ class LocalBackend(Backend):
 
     def start_direct(self, spec: SandboxSpec, command: Command) -> Cell:
         _check_runtime(command)
-        return self._loaded().start(command, spec.limits, network=spec.network)
+        warm_cells = self._settings.warm_cells
+        return self._loaded().start(command, spec.limits, network=spec.network, warm_cells=warm_cells)
 
     async def check(self) -> Receipt:
         settings = self._settings
@@ -52,7 +53,8 @@ class LocalBackend(Backend):
                 launch_ahead()  # the zygote's interpreter starts while we import what will drive it
             from ..engine.engine import shared
 
-            self._engine = shared(self._settings.isolation, self._settings.require)
+            settings = self._settings
+            self._engine = shared(settings.isolation, settings.require, settings.preload)
         return self._engine
 
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ..errors import SandboxLost
 from ..guest.wire import HEADER
 from ..types import Exited, Output, Reason, Receipt
 from . import frames
@@ -34,6 +35,7 @@ class Cell:
     """Made by a zygote. Serves one program."""
 
     receipt: Receipt
+    directory: str | None = None  # the program's, where it has no root of its own
 
     def __init__(self) -> None:
         stdin_read, self._stdin = os.pipe2(os.O_CLOEXEC)
@@ -55,7 +57,8 @@ class Cell:
         self._look_at = time.monotonic() + _LOOK_S
         self._failure: frames.Failure | None = None
         self.is_ready = False
-        self._on_close: Callable[[], None] | None = None
+        self._is_lost = False
+        self._when_closed: list[Callable[[], None]] = []
         _open.add(self)
 
     # --- birth, by the zygote's owner
@@ -81,13 +84,15 @@ class Cell:
         self._control.setblocking(False)
         return self.is_ready and self._failure is None
 
-    def belong(
-        self, *, sealed: bool, group: Group | None, receipt: Receipt, on_close: Callable[[], None] | None
-    ) -> None:
+    def belong(self, *, sealed: bool, group: Group | None, receipt: Receipt, is_orphan: Callable[[], bool]) -> None:
+        """`is_orphan`: whether its zygote is gone, which takes a sealed cell with it."""
         self._sealed = sealed
         self._group = group
         self.receipt = receipt
-        self._on_close = on_close
+        self._is_orphan = is_orphan
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        self._when_closed.append(call)
 
     @property
     def failure(self) -> frames.Failure | None:
@@ -106,13 +111,15 @@ class Cell:
 
     def read(self, timeout_s: float | None = None) -> Output | Exited | None:
         """The next event, or None if there is none in time."""
-        if self._events:
-            return self._events.popleft()
-        if self._ended:
-            return None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         epoll = self._epoll or self._watch()
-        while not self._events:
+        while True:
+            if self._events:
+                return self._events.popleft()
+            if self._is_lost:
+                raise SandboxLost("the sandbox went away with its zygote while the program ran; try again")
+            if self._ended:
+                return None
             now = time.monotonic()
             if now >= self._look_at:
                 self._look_for_memory(now)
@@ -122,7 +129,6 @@ class Cell:
                 self._take([fd for fd, _ in ready])
             elif deadline is not None and time.monotonic() >= deadline:
                 return None
-        return self._events.popleft()
 
     def fileno(self) -> int:
         """Readable when `read(0)` may have something: what an event loop waits for."""
@@ -151,8 +157,8 @@ class Cell:
             self.kill()
             self.is_gone(_GONE_S)
         self._let_go()
-        if self._on_close is not None:
-            self._on_close()
+        for call in self._when_closed:
+            call()
 
     # --- inside
 
@@ -201,7 +207,9 @@ class Cell:
                     return
         except BlockingIOError:
             return
-        self._finish(Exited(128 + signal.SIGKILL, self._reason(killed=True, flags=0)))
+        reason = self._reason(killed=True, flags=0)
+        self._is_lost = self._sealed and not self._outlives and reason == "signal" and self._is_orphan()
+        self._finish(Exited(128 + signal.SIGKILL, reason))
 
     def _receive(self) -> bool:
         """One frame. False when nobody holds the other end any more."""
@@ -239,7 +247,10 @@ class Cell:
             for _ in range(_MAX_LEFT // _CHUNK):
                 if not self._read_stream(fd):
                     break
-        self._events.append(exited)
+        if self._is_lost:
+            self._events.clear()
+        else:
+            self._events.append(exited)
         self._ended = True
 
     def _read_stream(self, fd: int) -> bool:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from .cell import Cell
-from .cgroups import Group
 from .diagnose import errno_name, fix_for
 from .frames import Failure
 from .plan import Without
 from .root import Root
-from .zygotes import SetupFailed, ZygoteGone, close_all
+from .zygotes import PreloadFailed, SetupFailed, ZygoteGone, close_all
 
 _READY_S = 15.0
 _ATTEMPTS = 3
@@ -28,21 +27,22 @@ _DISPENSABLE = {"proc": "proc", "root_proc": "proc", "bound_kernel_objects": "bo
 class Engine:
     """All sandboxes of this process that ask for the same isolation share one."""
 
-    def __init__(self, isolation: str, require: str | None):
+    def __init__(self, isolation: str, require: str | None, preload: tuple[str, ...] = ()):
         self._isolation = isolation
+        self._preload = preload
         self._require = require
         self._lock = threading.Lock()
         self._roots: dict[bool, Root] = {}  # by whether the host's network is wanted
         self._owner = os.getpid()
 
-    def start(self, command: Command, limits: Limits, *, network: bool) -> Cell:
+    def start(self, command: Command, limits: Limits, *, network: bool, warm_cells: int = 0) -> Cell:
         """The program is on its way when this returns."""
         for _ in range(_ATTEMPTS):
             root = self._known(network)
             try:
                 if root is None:
                     return self._first(command, limits, network)
-                return _start(root, command, limits)
+                return _start(root, command, limits, warm_cells)
             except ZygoteGone:
                 if root is not None:
                     self._drop(network, root)
@@ -87,7 +87,7 @@ class Engine:
         with self._lock:
             if self._roots.get(network) is root:
                 del self._roots[network]
-        root.zygote.close()
+        root.close()
 
     def _find(self, command: Command, limits: Limits, network: bool) -> tuple[Root, Cell]:
         first: Failure | None = None
@@ -96,11 +96,39 @@ class Engine:
                 continue
             if self._require is not None and LEVELS.index(level) < LEVELS.index(self._require):
                 break
-            found = _try(level, first, command, limits, network)
+            found = self._try(level, first, command, limits, network)
             if not isinstance(found, Failure):
                 return found
             first = first or found
         raise self._refusal(first)
+
+    def _try(
+        self, level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
+    ) -> tuple[Root, Cell] | Failure:
+        """Every step for real, again without what this host cannot give and a cell can do without."""
+        without = Without()
+        while True:
+            try:
+                found = _prove(level, failure, command, limits, network, without, self._preload)
+            except PreloadFailed as error:
+                self._drop_preload(error.module, error.why)
+                continue
+            if not isinstance(found, Failure):
+                for module, why in found[0].zygote.not_imported.items():
+                    self._drop_preload(module, why)
+                return found
+            poorer = without._replace(**{_DISPENSABLE[found.step]: True}) if found.step in _DISPENSABLE else without
+            if poorer == without:
+                return found
+            without = poorer
+
+    def _drop_preload(self, module: str, why: str) -> None:
+        import logging  # only when something is wrong
+
+        self._preload = tuple(name for name in self._preload if name != module)
+        logging.getLogger("fumehood.engine").warning(
+            "%s cannot be preloaded and is left out: %s. Mend it, or take it out of SANDBOX_PRELOAD", module, why
+        )
 
     def _refusal(self, failure: Failure | None) -> IsolationUnavailable:
         required = self._require or self._isolation
@@ -119,30 +147,23 @@ class Engine:
         )
 
 
-def _try(
-    level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
-) -> tuple[Root, Cell] | Failure:
-    """Every step for real, again without what this host cannot give and a cell can do without."""
-    without = Without()
-    while True:
-        found = _prove(level, failure, command, limits, network, without)
-        if not isinstance(found, Failure):
-            return found
-        poorer = without._replace(**{_DISPENSABLE[found.step]: True}) if found.step in _DISPENSABLE else without
-        if poorer == without:
-            return found
-        without = poorer
-
-
 def _prove(
-    level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool, without: Without
+    level: Level,
+    failure: Failure | None,
+    command: Command,
+    limits: Limits,
+    network: bool,
+    without: Without,
+    preload: tuple[str, ...],
 ) -> tuple[Root, Cell] | Failure:
     try:
-        root = Root(level, network, failure, without)
+        root = Root(level, network, failure, without, preload)
     except SetupFailed as error:
         return error.failure
     cell = None
     try:
+        if root.preload:
+            _try_preload(root, limits, lambda alone: Root(level, network, failure, without, (alone,)))
         cell = _start(root, command, limits)
         if cell.wait_ready(_READY_S):
             return root, cell
@@ -156,45 +177,58 @@ def _prove(
     except BaseException:
         if cell is not None:
             cell.close()
-        root.zygote.close()
+        root.close()
         raise
     if cell is not None:
         cell.close()
-    root.zygote.close()
+    root.close()
     return refused
 
 
-def _start(root: Root, command: Command, limits: Limits) -> Cell:
-    directory: str | None = None
-    release: Callable[[Group | None], None] | None = None
-    if root.level != "sealed":
-        from . import private  # tempfile and shutil would cost every sealed first call
-
+def _try_preload(root: Root, limits: Limits, make_root: Callable[[str], Root]) -> None:
+    """Whether programs can be forked from what was imported; if not, which module is to blame."""
+    if _imports_in_a_cell(root, limits):
+        return
+    for module in root.preload:
+        alone = make_root(module)
         try:
-            directory = private.make(root.layout, root.owner)
-        except OSError as error:
-            step = "become" if root.owner is not None else "private_directory"
-            raise SetupFailed(Failure(step, error.errno or 0, str(error))) from error
+            works = _imports_in_a_cell(alone, limits)
+        finally:
+            alone.close()
+        if not works:
+            raise PreloadFailed(module, "a sandbox forked from it fails or hangs")
+    raise PreloadFailed(root.preload[-1], "a sandbox forked from it and the modules before it fails or hangs")
 
-        def release(group: Group | None) -> None:
-            if group is not None:
-                group.clear()
-            private.remove(directory)
 
+def _imports_in_a_cell(root: Root, limits: Limits) -> bool:
+    names = [name for name in root.preload if name not in root.zygote.not_imported]
+    code = "".join(f"import {name}\n" for name in names)
+    cell = _start(root, Command(("python", "main.py"), code.encode()), limits)
     try:
-        cell, group = root.zygote.make_cell(root.order(limits, directory), limits)
-    except BaseException:
-        if release is not None:
-            release(None)
-        raise
-    cell.belong(
-        sealed=root.level == "sealed",
-        group=group,
-        receipt=root.receipt(limits),
-        on_close=functools.partial(release, group) if release is not None else None,
-    )
-    environment = {} if directory is None else root.environment(directory)
-    cell.feed(_program(command, environment), command.stdin)
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            event = cell.read(deadline - time.monotonic())
+            if isinstance(event, Exited):
+                return event.exit_code == 0
+        return False
+    finally:
+        cell.close()
+
+
+def _start(root: Root, command: Command, limits: Limits, warm_cells: int = 0) -> Cell:
+    pool = root.pool(limits, warm_cells) if warm_cells and root.level == "sealed" else None
+    if pool is None:
+        cell = root.make_cell(limits)
+    else:
+        try:
+            cell = pool.take() or root.make_cell(limits)
+        except BaseException:
+            pool.done()
+            raise
+        cell.when_closed(pool.done)
+    cell.feed(_program(command, root.environment_of(cell)), command.stdin)
+    if pool is not None:
+        pool.nudge()
     return cell
 
 
@@ -209,16 +243,17 @@ def _program(command: Command, environment: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-_engines: dict[tuple[str, str | None], Engine] = {}
+_engines: dict[tuple[str, str | None, tuple[str, ...]], Engine] = {}
 _engines_lock = threading.Lock()
 
 
-def shared(isolation: str, require: str | None) -> Engine:
+def shared(isolation: str, require: str | None, preload: tuple[str, ...] = ()) -> Engine:
     """One engine for each isolation asked for: its zygotes are worth keeping while this process lives."""
     if isolation not in ("auto", *LEVELS):
         raise BadArgument(f"isolation must be auto, {', '.join(LEVELS)}, not {isolation!r}")
     with _engines_lock:
-        return _engines.setdefault((isolation, require), Engine(isolation, require))
+        key = (isolation, require, preload)
+        return _engines.setdefault(key, Engine(*key))
 
 
 def _renew_lock() -> None:

@@ -9,6 +9,8 @@ BORN = b"B"  # with the pidfd of the cell's first process
 READY = b"R"  # locked; the program comes next
 FAILED = b"F"  # a step of the plan failed
 EXITED = b"X"
+IMPORTING = b"I"  # the zygote imports a module ahead; silence after it names the culprit
+NOT_IMPORTED = b"N"
 UP = b"U"  # the zygote waits for orders
 PID = b"P"  # the zygote's pid, as the host sees it
 
@@ -61,6 +63,23 @@ def up(landlock_abi: int) -> bytes:
 
 def parse_up(frame: bytes) -> int:
     return frame[1]
+
+
+def importing(name: str) -> bytes:
+    return IMPORTING + name.encode()
+
+
+def not_imported(name: str, why: str) -> bytes:
+    return NOT_IMPORTED + marshal.dumps((name, why[:512]))
+
+
+def parse_name(frame: bytes) -> str:
+    return frame[1:].decode()
+
+
+def parse_not_imported(frame: bytes) -> tuple[str, str]:
+    name, why = marshal.loads(frame[1:])
+    return str(name), str(why)
 
 
 def pid(number: int) -> bytes:

@@ -17,6 +17,7 @@ STAGING = "/tmp"
 WORKSPACE, TMP, HOME, SHM = "/workspace", "/tmp", "/home/sandbox", "/dev/shm"
 _PRIVATE = (("data", WORKSPACE), ("tmp", TMP), ("home", HOME), ("shm", SHM), ("program", ""))  # beneath /mnt
 _PROGRAM = "/mnt/program"
+_PRELOAD_BYTES, _PRELOAD_INODES = 64 * 1024 * 1024, 4096
 _COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc", "/var/tmp")
 _PARKED = "/run/trees"
 LINKS = "/run/bin"
@@ -88,6 +89,7 @@ def plan_zygote(
     resolv_conf: str = "",
     package: str | None = None,
     has_proc: bool = True,
+    preloads: bool = False,
 ) -> ZygotePlan:
     """`package`: our own modules, for a zygote that has to start anew inside its root."""
     if level != "sealed":
@@ -120,6 +122,10 @@ def plan_zygote(
     if not layout.is_virtual:
         links += [(f"{LINKS}/{name}", layout.executable) for name in ("python", "python3")]
     uncovered = tuple((place, path) for path, place in parked.items())
+    # Libraries look for a writable home, cache and shared memory when they are imported. Cells cover these.
+    own_places: tuple[Step, ...] = ()
+    if preloads:
+        own_places = (("private_tree", _PRELOAD_BYTES, _PRELOAD_INODES, _PRIVATE), ("uncover", uncovered))
     build: tuple[Step, ...] = (
         ("hostname", "sandbox"),  # cells copy it
         ("private_mounts",),
@@ -138,9 +144,9 @@ def plan_zygote(
             ("unshare", NEWUSER | NEWNS),
             ("map_ids", UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID),
         )
-        return ZygotePlan(NEWNS | NEWPID | NEWUTS, build + drop, uncovered)
+        return ZygotePlan(NEWNS | NEWPID | NEWUTS, build + drop + own_places, uncovered)
     own: tuple[Step, ...] = (("map_ids", caller.uid, caller.uid, caller.gid),)
-    return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, own + build, uncovered)
+    return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, own + build + own_places, uncovered)
 
 
 def plan_sealed_cell(
@@ -166,7 +172,7 @@ def plan_sealed_cell(
     if not network:
         steps.append(("loopback",))
     steps += [
-        ("limits", _rlimits(limits, count_processes=not counted)),
+        ("limits", _rlimits(limits, others=None if counted else 0)),
         ("drop_capabilities",),
         ("no_new_privileges",),
         ("undumpable",),
@@ -186,15 +192,17 @@ def plan_open_cell(
     readable: tuple[str, ...],
     drop_root: bool,
     landlock: bool,
-    counted: bool,
+    others: int | None,
 ) -> CellPlan:
-    """`confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside."""
+    """`confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside.
+
+    `others`: how many processes its user has besides, where no control group counts the program's own: the kernel's
+    limit is for all of them.
+    """
     steps: list[Step] = []
     if caller.is_root and drop_root:
         steps.append(("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID))
-    # An ordinary user's other processes count too, so the kernel's per-user limit would fail programs at random.
-    per_user = caller.is_root and drop_root and not counted
-    steps.append(("limits", _rlimits(limits, count_processes=per_user)))
+    steps.append(("limits", _rlimits(limits, others=others)))
     if level == "confined":
         steps.append(("shed_capabilities",))
     steps.append(("no_new_privileges",))
@@ -226,7 +234,7 @@ def environment(layout: Layout, home: str, tmp: str, links: str, cores: int) -> 
     }
 
 
-def _rlimits(limits: Limits, *, count_processes: bool) -> tuple[tuple[str, int], ...]:
+def _rlimits(limits: Limits, *, others: int | None) -> tuple[tuple[str, int], ...]:
     rows = [
         ("core", 0),
         ("file", limits.file_bytes),
@@ -237,8 +245,8 @@ def _rlimits(limits: Limits, *, count_processes: bool) -> tuple[tuple[str, int],
         ("pending_signals", 1024),
         ("realtime", 0),
     ]
-    if count_processes:
-        rows.append(("processes", limits.processes + 1))  # the supervisor is one
+    if others is not None:
+        rows.append(("processes", limits.processes + others + 1))  # the supervisor is one
     return tuple(rows)
 
 

@@ -105,5 +105,8 @@ def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:
     if enforced.level == "sealed":
         return axis._replace(mechanism=f"{axis.mechanism}; RLIMIT_NPROC, at most {limits.processes}")
     reason = groups.missing["pids"] if isinstance(groups, Home) else groups
-    axis = axis._replace(mechanism=f"{axis.mechanism}; no bound on their number")
+    bound = f"RLIMIT_NPROC, at most {limits.processes} more of this user"
+    if enforced.is_root and not enforced.became_unprivileged:
+        bound = "no bound on their number"  # the kernel's limit does not hold for root
+    axis = axis._replace(mechanism=f"{axis.mechanism}; {bound}")
     return axis._replace(step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)

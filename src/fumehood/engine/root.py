@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import marshal
 import os
 
 from ..types import Level, Limits, Receipt
 from . import plan, receipt
+from .cell import Cell
+from .cgroups import Group
 from .diagnose import fix_for
 from .frames import Failure
 from .launch import PACKAGE_HOME, boot, host_executable
 from .layout import discover
+from .pool import Pool
 from .zygotes import SetupFailed, Zygote
 
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
 
 class Root:
-    def __init__(self, level: Level, network: bool, failure: Failure | None, without: plan.Without):
+    def __init__(
+        self,
+        level: Level,
+        network: bool,
+        failure: Failure | None,
+        without: plan.Without,
+        preload: tuple[str, ...] = (),
+    ):
         self.level = level
+        self.preload = preload if level == "sealed" else ()
         self._without = without
         self.zygote = Zygote(host_executable())
         try:
@@ -40,16 +52,19 @@ class Root:
             resolv_conf=_resolv_conf() if network else "",
             package=f"{PACKAGE_HOME}/fumehood" if again else None,
             has_proc=not self._without.proc,
+            preloads=bool(self.preload),
         )
         self._cores = len(os.sched_getaffinity(0))
         self._orders: dict[Limits, bytes] = {}
         self._receipts: dict[Limits, Receipt] = {}
+        self._pools: dict[Limits, Pool] = {}
         self.zygote.become(
             {
                 "flags": self._plan.flags,
                 "steps": self._plan.steps,
                 "packages": self.layout.user_packages,
-                "env": self.environment(None) if level == "sealed" else {},
+                "preload": list(self.preload),
+                "env": self._environment(None) if level == "sealed" else {},
                 "again": boot(self.layout.executable, plan.ENGINE) if again else None,
             }
         )
@@ -60,7 +75,56 @@ class Root:
         drops = self._caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
 
-    def order(self, limits: Limits, directory: str | None) -> bytes:
+    def make_cell(self, limits: Limits) -> Cell:
+        """A cell that has been born and gets ready for a program while the caller goes on."""
+        directory = None if self.level == "sealed" else self._private_directory()
+        group: Group | None = None
+
+        def clear() -> None:
+            if directory is not None:
+                from . import private
+
+                if group is not None:
+                    group.clear()
+                private.remove(directory)
+
+        try:
+            cell, group = self.zygote.make_cell(self._order_for(limits, directory), limits)
+        except BaseException:
+            clear()
+            raise
+        cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
+        cell.directory = directory
+        cell.when_closed(clear)
+        return cell
+
+    def pool(self, limits: Limits, maximum: int) -> Pool:
+        """The one for these limits: they are built into a cell."""
+        pool = self._pools.get(limits)
+        if pool is None:
+            pool = self._pools.setdefault(limits, Pool(functools.partial(self.make_cell, limits), maximum))
+        pool.grow_to(maximum)
+        return pool
+
+    def close(self) -> None:
+        for pool in list(self._pools.values()):
+            pool.close()
+        self.zygote.close()
+
+    def environment_of(self, cell: Cell) -> dict[str, str]:
+        """What its program finds beyond what the zygote has already."""
+        return {} if cell.directory is None else self._environment(cell.directory)
+
+    def _private_directory(self) -> str:
+        from . import private  # tempfile and shutil would cost every sealed first call
+
+        try:
+            return private.make(self.layout, self.owner)
+        except OSError as error:
+            step = "become" if self.owner is not None else "private_directory"
+            raise SetupFailed(Failure(step, error.errno or 0, str(error))) from error
+
+    def _order_for(self, limits: Limits, directory: str | None) -> bytes:
         """What the zygote is told for one cell."""
         if directory is not None:
             return self._order(self._open_cell(limits, directory), limits, directory)
@@ -79,8 +143,7 @@ class Root:
             known = self._orders[limits] = self._order(cell, limits)
         return known
 
-    def environment(self, directory: str | None) -> dict[str, str]:
-        """What every program finds; at level sealed the zygote has it already."""
+    def _environment(self, directory: str | None) -> dict[str, str]:
         if directory is None:
             return plan.environment(self.layout, plan.HOME, plan.TMP, plan.LINKS, self._cores)
         return plan.environment(self.layout, f"{directory}/home", f"{directory}/tmp", f"{directory}/bin", self._cores)
@@ -113,7 +176,7 @@ class Root:
             readable=(*self.layout.trees, *self.layout.devices, *_READABLE),
             drop_root=self.owner is not None,
             landlock=bool(self._landlock),
-            counted=self.zygote.groups.counts("pids"),
+            others=None if self.zygote.groups.counts("pids") else _tasks_of(self.owner or self._caller.uid),
         )
 
     def _order(self, cell: plan.CellPlan, limits: Limits, directory: str | None = None) -> bytes:
@@ -150,6 +213,19 @@ def _filter(level: Level, network: bool, *, counted: bool) -> bytes | None:
     return seccomp.compile_filter(
         machine, can_open_network=network or level == "sealed", can_hold_unmapped_memory=counted
     )
+
+
+def _tasks_of(uid: int) -> int:
+    """Threads of that user now."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    total += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                pass  # gone meanwhile
+    return total
 
 
 def _resolv_conf() -> str:

@@ -49,12 +49,14 @@ def main() -> NoReturn:
     for fd in (_CONTROL, _HOST):
         os.set_inheritable(fd, False)
     _find_packages(blueprint)
+    os.environ.update(blueprint["env"])
     _forget_ourselves()
+    if blueprint["preload"]:
+        _preload(control, blueprint["preload"])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells are reaped by the kernel
     signal.signal(signal.SIGINT, signal.default_int_handler)  # for programs: only they unblock it
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed program's lines are kept
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
-    os.environ.update(blueprint["env"])
     _settle_memory()
     control.send(frames.up(_landlock_abi()))
     _serve(control)
@@ -95,6 +97,24 @@ def _find_packages(blueprint: dict[str, Any]) -> None:
     site.main()
     for directory in blueprint["packages"]:
         site.addsitedir(directory)
+
+
+def _preload(control: socket.socket, names: list[str]) -> None:
+    """Import what programs will want. Pools of threads would be gone after a fork: none are started."""
+    changed = {"OPENBLAS_NUM_THREADS": "1", "_RJEM_MALLOC_CONF": "background_thread:false"}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    for name in names:
+        control.send(frames.importing(name))
+        try:
+            __import__(name)
+        except BaseException as error:
+            control.send(frames.not_imported(name, f"{type(error).__name__}: {error}"))
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 def _landlock_abi() -> int:
@@ -262,8 +282,17 @@ def _be_program(order: dict[str, Any]) -> NoReturn:
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         os._exit(1)
+    _reseed()
     os.write(_CONTROL, frames.READY)
     os.close(_CONTROL)
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     runner.run(supervisor, order["workspace"], order["program"], sys_calls.flush_c_streams)
+
+
+def _reseed() -> None:
+    """Generators of modules imported ahead would give every program the same numbers. `random` sees to itself."""
+    for name in ("numpy.random", "torch"):
+        module = sys.modules.get(name)
+        if module is not None:
+            module.seed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import select
 import signal
 import socket
 import threading
@@ -19,6 +20,8 @@ from .launch import launch
 
 _START_S = 20.0
 _BORN_S = 10.0
+_ENDING_S = 0.5
+_IMPORT_S = 60.0
 
 _alive: weakref.WeakSet[Zygote] = weakref.WeakSet()
 
@@ -29,6 +32,15 @@ class SetupFailed(Exception):
     def __init__(self, failure: frames.Failure):
         super().__init__(f"{failure.step}: {failure.detail}")
         self.failure = failure
+
+
+class PreloadFailed(Exception):
+    """A module to be imported ahead ends or hangs whoever imports it."""
+
+    def __init__(self, module: str, why: str):
+        super().__init__(f"{module}: {why}")
+        self.module = module
+        self.why = why
 
 
 class ZygoteGone(Exception):
@@ -44,6 +56,7 @@ class Zygote:
         self.groups = Groups()
         self._seals = False  # its cells are pid namespaces: the kernel clears up after them
         self.landlock_abi = 0
+        self.not_imported: dict[str, str] = {}
         _alive.add(self)
 
     def become(self, blueprint: dict[str, Any]) -> None:
@@ -57,15 +70,24 @@ class Zygote:
 
     def wait_up(self) -> None:
         """Until it takes orders. Raises what kept it from that."""
+        importing: str | None = None
         while True:
             try:
                 frame = self._socket.recv(frames.MAX_FRAME)
             except TimeoutError:
+                if importing is not None:
+                    raise PreloadFailed(importing, f"its import did not end in {_IMPORT_S:.0f} s") from None
                 raise EngineFailed(f"the zygote did not start in {_START_S:.0f} s{self._said()}") from None
             except OSError:
                 frame = b""
             kind = frame[:1]
-            if kind == frames.PID:
+            if kind == frames.IMPORTING:
+                importing = frames.parse_name(frame)
+                self._socket.settimeout(_IMPORT_S)
+            elif kind == frames.NOT_IMPORTED:
+                name, why = frames.parse_not_imported(frame)
+                self.not_imported[name] = why
+            elif kind == frames.PID:
                 self._pid = frames.parse_pid(frame)
                 os.waitpid(self._launcher, 0)
                 self._launcher = self._pid
@@ -75,6 +97,8 @@ class Zygote:
                 return
             elif kind == frames.FAILED:
                 raise SetupFailed(frames.parse_failure(frame))
+            elif not kind and importing is not None:
+                raise PreloadFailed(importing, "its import ended the interpreter")
             elif not kind:
                 raise EngineFailed(f"the zygote ended while starting{self._said()}")
 
@@ -98,6 +122,19 @@ class Zygote:
             cell.close()
             raise
         return cell, group
+
+    def is_gone(self) -> bool:
+        """Whether it has ended, or is about to: its cells go first."""
+        try:
+            pidfd = os.pidfd_open(self._pid)
+        except OSError:
+            return True
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            return bool(poll.poll(_ENDING_S * 1000))
+        finally:
+            os.close(pidfd)
 
     def close(self) -> None:
         """Ends every cell with it."""
