@@ -44,18 +44,22 @@ GAPS: dict[str, dict[str, str]] = {
 class Target:
     level: str  # a level of the local backend, or fake
     driver: str
+    warm: bool = False
 
     def __str__(self) -> str:
-        return f"{self.level}-{self.driver}"
+        return f"{self.level}-{self.driver}{'-warm' * self.warm}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"type": "fake"} if self.level == "fake" else {"type": "local", "isolation": self.level}
+        if self.level == "fake":
+            return {"type": "fake"}
+        return {"type": "local", "isolation": self.level, "warm_cells": 2 * self.warm}
 
 
 TARGETS = [
     Target(level, driver) for level in ("sealed", "confined", "process", "fake") for driver in ("direct", "async")
 ]
+TARGETS.insert(2, Target("sealed", "direct", warm=True))
 
 
 @dataclass

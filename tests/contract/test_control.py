@@ -75,7 +75,8 @@ def test_many_executions_leave_no_descriptor_or_zombie(box, count):
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(count):
         assert box.run("pass").exit_code == 0
-    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1
+    waiting = 2 * 10 if box.target.warm else 0  # descriptors of cells that wait and of their groups
+    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1 + waiting
     assert zombies() == []
 
 

@@ -106,9 +106,9 @@ def test_processes(box):
             if os.fork() == 0: time.sleep(60)
     """
     result = box(processes=30).run(code)
-    assert (result.meta["reason"], result.exit_code) == ("processes", 1)
+    assert result.exit_code == 1
     assert "BlockingIOError" in result.stderr
-    assert "SANDBOX_PROCESSES" in result.stderr
+    check_named_the_limit_of_processes(result)
 
 
 def test_threads_count_as_processes(box):
@@ -117,7 +117,15 @@ def test_threads_count_as_processes(box):
         for _ in range(200): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
     """
     result = box(processes=30).run(code)
-    assert (result.meta["reason"], result.exit_code) == ("processes", 1)
+    assert result.exit_code == 1
+    check_named_the_limit_of_processes(result)
+
+
+def check_named_the_limit_of_processes(result):
+    if "of this user" in result.meta["isolation"]["processes"]["mechanism"]:
+        return  # others of this user, the tests beside us among them, can use it up: then nobody can tell
+    assert result.meta["reason"] == "processes"
+    assert "SANDBOX_PROCESSES" in result.stderr
 
 
 def test_disk(box):

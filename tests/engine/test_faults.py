@@ -78,13 +78,37 @@ def wait_until(holds: Callable[[], bool], seconds: float = GONE_S) -> bool:
     return True
 
 
+_warm_cells = 0
+
+
+@pytest.fixture(autouse=True, params=[0, 2], ids=["cold", "warm"])
+def _both_paths(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A cell made for the program, and one that had been waiting for it."""
+    global _warm_cells
+    _warm_cells = request.param
+    yield
+    _warm_cells = 0
+
+
+def settle() -> None:
+    """Until the pool is as full as it will be."""
+    seen, since = -1, time.monotonic()
+    deadline = since + 5
+    while time.monotonic() < min(deadline, since + 0.3 * bool(_warm_cells)):
+        if (now := len(family())) != seen:
+            seen, since = now, time.monotonic()
+        time.sleep(0.02)
+
+
 @contextmanager
 def sealed(**settings: Any) -> Iterator[Any]:
     """A sandbox, which must leave nothing running behind its executions."""
     try:
+        settings = {"warm_cells": _warm_cells, **settings}
         sandbox = get_sandbox(isolation="sealed", require="sealed", store_code="never", **settings)
         with sandbox:
             assert sandbox.execute("print('before')", timeout=30).stdout == "before\n"
+            settle()
             before = len(family())
             yield sandbox
             assert wait_until(lambda: len(family()) <= before), f"left running: {family()}"

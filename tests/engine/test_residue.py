@@ -102,9 +102,9 @@ def without_groups(found: Footprint) -> Footprint:
     return replace(found, cgroups=0, descriptors=0)
 
 
-def open_sandbox(isolation: str) -> Any:
+def open_sandbox(isolation: str, warm_cells: int = 0) -> Any:
     try:
-        return get_sandbox(isolation=isolation, require=isolation, store_code="never")
+        return get_sandbox(isolation=isolation, require=isolation, store_code="never", warm_cells=warm_cells)
     except IsolationUnavailable as missing:
         pytest.skip(f"no {isolation} sandbox on this machine: {missing}")
 
@@ -125,9 +125,12 @@ def use(sandbox: Any, number: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("isolation", "count"), [("sealed", 1000), ("confined", 100), ("process", 100)])
-def test_executions_leave_nothing(isolation: str, count: int) -> None:
-    with open_sandbox(isolation) as sandbox:
+@pytest.mark.parametrize(
+    ("isolation", "warm_cells", "count"),
+    [("sealed", 0, 1000), ("sealed", 2, 10000), ("confined", 0, 100), ("process", 0, 100)],
+)
+def test_executions_leave_nothing(isolation: str, warm_cells: int, count: int) -> None:
+    with open_sandbox(isolation, warm_cells) as sandbox:
         try:
             sandbox.execute("pass", timeout=20)
         except IsolationUnavailable as missing:

@@ -253,13 +253,13 @@ def set_stage(values: dict[str, Any]) -> list[Any]:
     """What the attacks look for on the host, made inside the arm. The returned things are kept alive."""
     canary = str(values.get("CANARY", "none"))
     loopback_up()
+    if "WS" in values:
+        mount(values["WS"], "/mnt", None, MS_BIND)
     if not values.get("OPEN_TMP"):
         mount("arm", "/tmp", "tmpfs", 0)
     if values.get("READ_ONLY_USR"):
         mount("/usr", "/usr", None, MS_BIND)
         mount("/usr", "/usr", None, MS_BIND | MS_REMOUNT | MS_RDONLY)
-    if "WS" in values:
-        mount(values["WS"], "/mnt", None, MS_BIND)
     agent = socket.socket(socket.AF_UNIX)
     if not values.get("OPEN_TMP"):
         agent.bind("/tmp/agent")

@@ -29,11 +29,16 @@ class LocalBackend(Backend):
             )
         self._settings = settings
         self._engine: Engine | None = None
+        self._leased: set[SandboxSpec] = set()
 
     def start_direct(self, spec: SandboxSpec, command: Command) -> Cell:
         _check_runtime(command)
-        warm_cells = self._settings.warm_cells
-        return self._loaded().start(command, spec.limits, network=spec.network, warm_cells=warm_cells)
+        engine = self._loaded()
+        cell = engine.start(command, spec.limits, network=spec.network, warm_cells=self._settings.warm_cells)
+        if spec not in self._leased:
+            self._leased.add(spec)
+            engine.lease(spec.limits, network=spec.network, step=1)
+        return cell
 
     async def check(self) -> Receipt:
         settings = self._settings
@@ -45,7 +50,13 @@ class LocalBackend(Backend):
         return LocalSandbox(self.start_direct, spec)
 
     async def close(self) -> None:
-        """Zygotes are shared and end with this process."""
+        self.close_direct()
+
+    def close_direct(self) -> None:
+        """Zygotes are shared and end with this process; cells that wait for this backend's programs go now."""
+        while self._leased and self._engine is not None:
+            spec = self._leased.pop()
+            self._engine.lease(spec.limits, network=spec.network, step=-1)
 
     def _loaded(self) -> Engine:
         if self._engine is None:

@@ -53,6 +53,13 @@ class Engine:
                 ) from error
         raise EngineFailed("the engine's zygote keeps going away; see `fumehood doctor`, and try again")
 
+    def lease(self, limits: Limits, *, network: bool, step: int) -> None:
+        """Tell that a user of this kind of sandbox has come (1) or gone (-1)."""
+        root = self._known(network)
+        if root is not None:
+            with self._lock:
+                root.lease(limits, step)
+
     def check(self, limits: Limits, *, network: bool) -> Receipt:
         """Make a sandbox for real and say what it enforces."""
         cell = self.start(Command(("python", "main.py"), b""), limits, network=network)

@@ -28,6 +28,7 @@ class Pool:
         self._make = make
         self._maximum = maximum
         self._ready: deque[Cell] = deque()
+        self.users = 0  # sandboxes that asked for it and are still open
         self._running = 0
         self._peak = 0
         self._used_at = time.monotonic()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from typing import Any
 
 from .layout import Layout
 
+_PASSES = 64  # one for each level of directories that had to be opened up
 _PARTS = ("workspace", "program", "tmp", "home", "bin")
 
 
@@ -33,13 +32,15 @@ def make(layout: Layout, owner: int | None) -> str:
 def remove(directory: str) -> None:
     """rmtree goes by directory descriptors and follows no link; what the program made unreadable is opened up."""
 
-    def open_up(function: Callable[..., Any], path: str, _: object) -> None:
-        parent = os.path.dirname(path)
-        try:
-            os.chmod(parent, 0o700)
-            function(path)
-        except OSError:
-            pass
+    def open_up(_: object, path: str, __: object) -> None:
+        for place in (os.path.dirname(path), path):
+            try:
+                if not os.path.islink(place) and os.path.isdir(place):
+                    os.chmod(place, 0o700)
+            except OSError:
+                pass
 
-    shutil.rmtree(directory, onerror=open_up)
-    shutil.rmtree(directory, ignore_errors=True)
+    for _ in range(_PASSES):
+        shutil.rmtree(directory, onerror=open_up)
+        if not os.path.lexists(directory):
+            return

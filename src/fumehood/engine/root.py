@@ -106,6 +106,16 @@ class Root:
         pool.grow_to(maximum)
         return pool
 
+    def lease(self, limits: Limits, step: int) -> None:
+        """One more or one fewer who may use the pool for these limits; after the last its cells go."""
+        pool = self._pools.get(limits)
+        if pool is None:
+            return
+        pool.users += step
+        if pool.users <= 0:
+            del self._pools[limits]
+            pool.close()
+
     def close(self) -> None:
         for pool in list(self._pools.values()):
             pool.close()
