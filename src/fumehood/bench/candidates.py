@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import Any
 
 from ..api import OneShot, get_sandbox
 from ..errors import EngineFailed
@@ -14,8 +17,29 @@ from .samples import Candidate
 
 CODE = "print(6 * 7)"
 OUTPUT = "42\n"
+DATA_STACK = ("numpy", "polars", "sklearn")
+DATA_CODE = "import numpy, polars, sklearn\nprint(6 * 7)"
+
 BARE = "bare subprocess"
-COLD = "fumehood sealed, no warm cell"
+COLD = "fumehood, no warm cell"
+WARM = "fumehood, warm cell"
+BARE_DATA = "bare subprocess, data stack"
+COLD_DATA = "fumehood, no warm cell, data stack"
+WARM_DATA = "fumehood, warm cell, data stack"
+
+_PAUSE_S = 0.02  # between two calls of a warm sandbox: agents think longer than that
+_BUBBLEWRAP = [
+    *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"),
+    *("--ro-bind", "/", "/", "--tmpfs", "/tmp", "--proc", "/proc", "--dev", "/dev"),
+]
+_DOCKER = [
+    "--rm",
+    "--network=none",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+    "--read-only",
+    "--pids-limit=256",
+]
 
 
 def bare(code: str = CODE, name: str = BARE) -> Candidate:
@@ -23,33 +47,57 @@ def bare(code: str = CODE, name: str = BARE) -> Candidate:
     return Candidate(name, _subprocess([sys.executable, "-I", "-c", code]))
 
 
-def cold(stack: ExitStack, code: str = CODE, name: str = COLD) -> Candidate:
-    """Every execution makes its own cell."""
-    sandbox = stack.enter_context(get_sandbox(type="local", isolation="sealed", store_code="never", warm_cells=0))
-    return Candidate(name, _execution(sandbox, code))
+def ours(stack: ExitStack, name: str, code: str = CODE, **settings: Any) -> Candidate:
+    """A sealed sandbox through the public API."""
+    sandbox = stack.enter_context(sealed(**settings))
+    warm = settings.get("warm_cells", 0) > 0
+    return Candidate(name, execution(sandbox, code), prepare=(lambda: time.sleep(_PAUSE_S)) if warm else None)
 
 
-def alternatives() -> list[Candidate]:
+def sealed(**settings: Any) -> OneShot:
+    return get_sandbox(type="local", isolation="sealed", store_code="never", **settings)
+
+
+def has_data_stack() -> bool:
+    return all(find_spec(name) for name in DATA_STACK)
+
+
+def alternatives(stack: ExitStack, docker_image: str) -> Iterator[Candidate]:
     """Whichever of the others is installed and works here."""
-    found = []
-    bubblewrap = shutil.which("bwrap")
-    if bubblewrap:
-        found.append(Candidate("bubblewrap", _subprocess([bubblewrap, *_BUBBLEWRAP, sys.executable, "-I", "-c", CODE])))
-    return [candidate for candidate in found if _works(candidate)]
+    program = ["-I", "-c", CODE]
+    commands = {
+        "bubblewrap": ["bwrap", *_BUBBLEWRAP, sys.executable, *program],
+        "gVisor (runsc do)": ["runsc", "--network=none", "do", sys.executable, *program],
+        "docker run, hardened": ["docker", "run", *_DOCKER, docker_image, "python3", *program],
+    }
+    for name, argv in commands.items():
+        if shutil.which(argv[0]):
+            yield from _if_it_works(Candidate(name, _subprocess(argv)))
+    if shutil.which("docker"):
+        yield from _docker_exec(stack, docker_image, program)
+    if find_spec("ipykernel") and find_spec("jupyter_client"):
+        yield from _if_it_works(Candidate("ipykernel, running", _kernel(stack)))
+    if find_spec("smolagents"):
+        yield from _if_it_works(Candidate("smolagents, in process", _smolagents()))
+    if find_spec("llm_sandbox"):
+        yield from _if_it_works(Candidate("llm-sandbox, running", _llm_sandbox(stack, docker_image)))
 
 
-_BUBBLEWRAP = [
-    *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"),
-    *("--ro-bind", "/", "/", "--tmpfs", "/tmp", "--proc", "/proc", "--dev", "/dev"),
-]
+def execution(sandbox: OneShot, code: str = CODE) -> Callable[[], None]:
+    def call() -> None:
+        result = sandbox.execute(code)
+        if result.stdout != OUTPUT:
+            raise EngineFailed(f"a sandbox printed {result.stdout!r}, {result.stderr!r}")
+
+    return call
 
 
-def _works(candidate: Candidate) -> bool:
+def _if_it_works(candidate: Candidate) -> Iterator[Candidate]:
     try:
         candidate.call()
-    except (OSError, subprocess.SubprocessError, EngineFailed):
-        return False
-    return True
+    except Exception:  # whatever another project's code raises: it is not to be had here
+        return
+    yield candidate
 
 
 def _subprocess(argv: list[str]) -> Callable[[], None]:
@@ -61,10 +109,62 @@ def _subprocess(argv: list[str]) -> Callable[[], None]:
     return call
 
 
-def _execution(sandbox: OneShot, code: str) -> Callable[[], None]:
+def _docker_exec(stack: ExitStack, image: str, program: list[str]) -> Iterator[Candidate]:
+    try:
+        start = ["docker", "run", "-d", *_DOCKER, image, "sleep", "600"]
+        container = subprocess.run(start, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return
+    stack.callback(subprocess.run, ["docker", "kill", container], capture_output=True, check=False)
+    yield from _if_it_works(
+        Candidate("docker exec, container kept", _subprocess(["docker", "exec", container, "python3", *program]))
+    )
+
+
+def _kernel(stack: ExitStack) -> Callable[[], None]:
+    from jupyter_client.manager import start_new_kernel  # type: ignore[import-not-found,unused-ignore]
+
+    manager, client = start_new_kernel()
+    stack.callback(manager.shutdown_kernel, now=True)
+    stack.callback(client.stop_channels)
+
     def call() -> None:
-        result = sandbox.execute(code)
-        if result.stdout != OUTPUT:
-            raise EngineFailed(f"a sandbox printed {result.stdout!r}, {result.stderr!r}")
+        printed: list[str] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream":
+                printed.append(message["content"]["text"])
+
+        client.execute_interactive(CODE, output_hook=hear, timeout=30)
+        if "".join(printed) != OUTPUT:
+            raise EngineFailed(f"the kernel printed {printed!r}")
+
+    return call
+
+
+def _smolagents() -> Callable[[], None]:
+    from smolagents.local_python_executor import LocalPythonExecutor  # type: ignore[import-not-found,unused-ignore]
+
+    executor = LocalPythonExecutor(additional_authorized_imports=[])
+    executor.send_tools({})
+
+    def call() -> None:
+        printed = executor(CODE)
+        logs = getattr(printed, "logs", None) or printed[1]
+        if str(logs) != OUTPUT:
+            raise EngineFailed(f"smolagents printed {logs!r}")
+
+    return call
+
+
+def _llm_sandbox(stack: ExitStack, image: str) -> Callable[[], None]:
+    from llm_sandbox import SandboxSession  # type: ignore[import-not-found,unused-ignore]
+
+    session = stack.enter_context(SandboxSession(lang="python", image=image))
+
+    def call() -> None:
+        printed = session.run(CODE).stdout
+        if printed != OUTPUT:
+            raise EngineFailed(f"llm-sandbox printed {printed!r}")
 
     return call

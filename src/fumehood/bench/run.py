@@ -11,59 +11,152 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from . import candidates, fresh
-from .samples import Series, interleave
+from . import candidates, fresh, load, memory
+from .samples import Candidate, Series, interleave
 
 FIRST_ROUNDS = 9
+AT_ONCE = 8
+GROWTH = (1, 8, 64, 500)
+_MIB = 1024 * 1024
+_GIB = 1024 * _MIB
 
 
 @dataclass(frozen=True)
 class Options:
     rounds: int = 100
-    alternatives: bool = True
+    full: bool = False  # also load, memory, growth, and what else is installed
+    docker_image: str = "antigravity-sandbox:latest"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A promise: `value` must not be above `limit`."""
+    """A promise: `value` must not be on the wrong side of `limit`."""
 
     name: str
     value: float
     limit: float
     unit: str
+    at_least: bool = False
 
     @property
     def holds(self) -> bool:
-        return self.value <= self.limit
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Takes `progress` a line at a time, gives raw samples, summaries and bars."""
+    """Says what it does in lines to `progress`; gives raw samples, summaries and bars."""
     with ExitStack() as stack:
-        chosen = [candidates.bare(), candidates.cold(stack)]
-        if options.alternatives:
-            chosen += candidates.alternatives()
+        chosen = [
+            candidates.bare(),
+            candidates.ours(stack, candidates.COLD, warm_cells=0),
+            candidates.ours(stack, candidates.WARM, warm_cells=4),
+        ]
+        if options.full:
+            progress("looking for alternatives")
+            chosen += candidates.alternatives(stack, options.docker_image)
         names = ", ".join(candidate.name for candidate in chosen)
         series = interleave(chosen, options.rounds, _each_tenth(f"one after the other: {names}", progress))
     progress(f"first calls in {FIRST_ROUNDS} new processes")
     once = [fresh.first_call(FIRST_ROUNDS), fresh.import_time(FIRST_ROUNDS)]
-    return {
-        "machine": machine(),
-        "rounds": options.rounds,
-        "series": [summary(item, series[0]) for item in (*series, *once)],
-        "bars": [{**vars(bar), "holds": bar.holds} for bar in bars(series, once)],
-        "samples_s": {item.name: item.seconds for item in (*series, *once)},
-    }
+    bars = _basic_bars(series, once)
+    outcome: dict[str, Any] = {"machine": machine(), "rounds": options.rounds}
+    if options.full:
+        data = _data_stack(options, progress)
+        series_of_data = data or []
+        bars += _data_bars(series_of_data)
+        outcome["load"], load_bars = _load(progress)
+        outcome["memory"], memory_bars = _memory(progress)
+        bars += load_bars + memory_bars
+        series += series_of_data
+    outcome["series"] = [summary(item, series[0]) for item in (*series, *once)]
+    outcome["bars"] = [{**vars(bar), "holds": bar.holds} for bar in bars]
+    outcome["samples_s"] = {item.name: item.seconds for item in (*series, *once)}
+    return outcome
 
 
-def bars(series: list[Series], once: list[Series]) -> list[Bar]:
-    p50 = {item.name: item.p50 for item in (*series, *once)}
-    base = p50[candidates.BARE]
+def _basic_bars(series: list[Series], once: list[Series]) -> list[Bar]:
+    named = {item.name: item for item in series}
+    base = named[candidates.BARE].p50
+    warm = named[candidates.WARM]
     return [
-        Bar("no warm cell, p50 of bare", p50[candidates.COLD] / base, 0.6, "×"),
-        Bar("first call of a process, p50 of bare", once[0].p50 / base, 5, "×"),
+        Bar("warm cell, p50 of bare p50", warm.p50 / base, 1 / 12, "×"),
+        Bar("warm cell, p99 of bare p50", warm.percentile(99) / base, 1 / 4, "×"),
+        Bar("no warm cell, p50 of bare p50", named[candidates.COLD].p50 / base, 0.6, "×"),
+        Bar("first call of a process, of bare p50", once[0].p50 / base, 5, "×"),
         Bar("from fumehood import get_sandbox", once[1].p50 * 1000, 60, "ms"),
     ]
+
+
+def _data_stack(options: Options, progress: Callable[[str], None]) -> list[Series] | None:
+    if not candidates.has_data_stack():
+        progress(f"data stack: skipped, {', '.join(candidates.DATA_STACK)} are not installed for {sys.executable}")
+        return None
+    code, preload = candidates.DATA_CODE, list(candidates.DATA_STACK)
+    with ExitStack() as stack:
+        chosen: list[Candidate] = [
+            candidates.bare(code, candidates.BARE_DATA),
+            candidates.ours(stack, candidates.COLD_DATA, code, warm_cells=0, preload=preload),
+            candidates.ours(stack, candidates.WARM_DATA, code, warm_cells=2, preload=preload),
+        ]
+        rounds = max(5, options.rounds // 10)
+        return interleave(chosen, rounds, _each_tenth(f"data stack: {', '.join(preload)}", progress))
+
+
+def _data_bars(series: list[Series]) -> list[Bar]:
+    if not series:
+        return []
+    bare, cold, warm = (item.p50 for item in series)
+    return [
+        Bar("data stack, warm cell, of bare p50", warm / bare, 1 / 100, "×"),
+        Bar("data stack, no warm cell, of bare p50", cold / bare, 1 / 30, "×"),
+    ]
+
+
+def _load(progress: Callable[[str], None]) -> tuple[dict[str, Any], list[Bar]]:
+    bare = candidates.bare().call
+    rates: dict[str, list[float]] = {"bare": [], "fumehood": []}
+    growth = []
+    with candidates.sealed() as sandbox:
+        ours = candidates.execution(sandbox)
+        ours()
+        for number in range(3):
+            progress(f"{AT_ONCE} at once, part {number + 1} of 3")
+            rates["bare"].append(load.throughput(bare, AT_ONCE, 200))
+            rates["fumehood"].append(load.throughput(ours, AT_ONCE, 400))
+        for at_once in GROWTH:
+            progress(f"{at_once} at once")
+            total = max(100, at_once)
+            seconds, each = load.run_at_once(ours, at_once, total)
+            growth.append(
+                {
+                    "at_once": at_once,
+                    "ms_each": seconds / total * 1000,
+                    "p50_ms": each.p50 * 1000,
+                    "per_second": total / seconds,
+                }
+            )
+    ours_rate, bare_rate = (sorted(rates[name])[1] for name in ("fumehood", "bare"))
+    found = {"at_once": AT_ONCE, "per_second": {"bare": bare_rate, "fumehood": ours_rate}, "growth": growth}
+    return found, [Bar(f"{AT_ONCE} at once, per second of bare", ours_rate / bare_rate, 1.3, "×", at_least=True)]
+
+
+def _memory(progress: Callable[[str], None]) -> tuple[dict[str, Any], list[Bar]]:
+    found: dict[str, Any] = {}
+    bars = []
+    kinds: dict[str, tuple[list[str], float]] = {"plain": ([], 3.0)}
+    if candidates.has_data_stack():
+        kinds["data stack"] = (list(candidates.DATA_STACK), 5.0)
+    for kind, (preload, limit) in kinds.items():
+        progress(f"memory of a waiting cell, {kind}")
+        with candidates.sealed(warm_cells=8, preload=preload, memory_mb=1000) as sandbox:
+            load.throughput(candidates.execution(sandbox), 8, 32)  # a load for which it keeps eight
+            measured = memory.of_a_waiting_cell(sandbox, 8)
+        if measured is None:
+            progress("  only root can look into a supervisor: skipped")
+            continue
+        found[kind] = {**measured, "cells_per_gib": _GIB / measured["pss"]}
+        bars.append(Bar(f"a waiting cell's private memory, {kind}", measured["private_dirty"] / _MIB, limit, "MiB"))
+    return found, bars
 
 
 def summary(item: Series, base: Series) -> dict[str, Any]:

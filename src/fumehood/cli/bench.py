@@ -22,6 +22,10 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     parser.set_defaults(handler=run)
     parser.add_argument("--rounds", type=_positive, default=100, metavar="N", help="executions of each (default 100)")
+    parser.add_argument(
+        "--full", action="store_true", help="also load, memory, the data stack and what else is installed"
+    )
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="also draw the table")
     parser.add_argument("--json", action="store_true", help="print JSON, raw samples included")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the JSON there")
 
@@ -29,10 +33,14 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
 def run(args: argparse.Namespace) -> int:
     from ..bench import Options, run_bench  # loaded only by this command
 
-    outcome = run_bench(Options(rounds=args.rounds), _progress)
+    outcome = run_bench(Options(rounds=args.rounds, full=args.full), _progress)
     document = json.dumps(outcome, indent=2)
     if args.save:
         args.save.write_text(document + "\n")
+    if args.chart:
+        from ..bench.chart import draw
+
+        args.chart.write_text(draw(outcome["series"], "One small program, start to result (median)"))
     terminal.show(sys.stdout, [document] if args.json else _table(outcome))
     return 0 if all(bar["holds"] for bar in outcome["bars"]) else _MISSED
 
@@ -54,16 +62,34 @@ def _table(outcome: dict[str, Any]) -> list[str]:
         "fumehood {fumehood}, Python {python}, Linux {kernel} {machine}, {cores} cores, uid {uid}, "
         "load {load_1min:.1f}".format(**machine),
         "",
-        f"{'':34} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'per s':>7} {'of bare':>8}",
+        f"{'':36} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'per s':>7} {'of bare':>8}",
     ]
     lines += [
-        "{name:34} {p50_ms:8.2f} {p95_ms:8.2f} {p99_ms:8.2f} {per_second:7.0f} {of_bare:7.2f}×".format(**row)
+        "{name:36} {p50_ms:8.2f} {p95_ms:8.2f} {p99_ms:8.2f} {per_second:7.0f} {of_bare:7.2f}×".format(**row)
         for row in outcome["series"]
     ]
-    lines += ["", f"{'bar':34} {'measured':>10} {'at most':>10}"]
+    lines += _more(outcome)
+    lines += ["", f"{'bar':44} {'measured':>12} {'promised':>20}"]
     for bar in outcome["bars"]:
         verdict = "holds" if bar["holds"] else "MISSED"
-        lines.append(
-            f"{bar['name']:34} {bar['value']:8.2f} {bar['unit']:<2}{bar['limit']:8g} {bar['unit']:<2} {verdict}"
-        )
+        bound = "at least" if bar["at_least"] else "at most"
+        unit = bar["unit"]
+        lines.append(f"{bar['name']:44} {bar['value']:8.3f} {unit:3} {bound:>9} {bar['limit']:6.3f} {unit:3} {verdict}")
+    return lines
+
+
+def _more(outcome: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    if "load" in outcome:
+        load = outcome["load"]
+        rates = load["per_second"]
+        lines += ["", f"{load['at_once']} at once: bare {rates['bare']:.0f}/s, fumehood {rates['fumehood']:.0f}/s"]
+        lines += [
+            "{at_once:4} at once: {ms_each:6.2f} ms each, {per_second:5.0f}/s, p50 {p50_ms:8.1f} ms".format(**row)
+            for row in load["growth"]
+        ]
+    for kind, found in outcome.get("memory", {}).items():
+        private, pss = (found[name] / 2**20 for name in ("private_dirty", "pss"))
+        fit = found["cells_per_gib"]
+        lines.append(f"a waiting cell, {kind}: {private:.1f} MiB private, {pss:.1f} MiB PSS, {fit:.0f} in a GiB")
     return lines

@@ -73,7 +73,8 @@ class Supervisor:
     def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
         if status and self._disk and _is_full(self._disk):
             self._flags |= frames.DISK_FULL
-        if status and self._processes and self._count_tasks(self._tree()) >= self._processes:
+        # Those that were refused a fork end too, so at its end a tree that hit the limit is no longer at it.
+        if status and self._processes and self._count_tasks(self._tree()) >= self._processes // 2:
             self._flags |= frames.PROCESSES_HIT
         if self._sealed and _read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child:
             self._flags |= frames.HAD_OTHERS  # it forked: the host waits until all of them are gone

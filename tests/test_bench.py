@@ -1,0 +1,100 @@
+"""The benchmark measures what it says and judges by it. How fast anything is, is not tested here."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from contextlib import ExitStack
+
+import pytest
+
+from fumehood import get_sandbox
+from fumehood.bench import Options, candidates, run_bench
+from fumehood.bench.chart import draw
+from fumehood.bench.load import run_at_once
+from fumehood.bench.run import Bar
+from fumehood.bench.samples import Candidate, Series, interleave
+from fumehood.cli.main import main
+from fumehood.errors import EngineFailed, IsolationUnavailable
+
+
+@pytest.fixture(autouse=True)
+def _sealed() -> None:
+    try:
+        with get_sandbox(isolation="sealed", warm_cells=0) as sandbox:
+            sandbox.check()
+    except IsolationUnavailable as missing:
+        pytest.skip(f"no sealed sandbox on this machine: {missing}")
+
+
+def test_percentiles_are_those_of_the_samples() -> None:
+    series = Series("x", [float(number) for number in range(1, 101)])
+    assert (series.p50, series.percentile(95), series.percentile(99), series.percentile(100)) == (50, 95, 99, 100)
+    assert Series("one", [3.0]).percentile(99) == 3.0
+
+
+def test_candidates_take_turns() -> None:
+    order: list[str] = []
+    pair = [Candidate(name, lambda name=name: order.append(name)) for name in "ab"]  # type: ignore[misc]
+    series = interleave(pair, 3, lambda *_: None)
+    assert "".join(order) == "aabb" + "ab" * 3
+    assert [len(item.seconds) for item in series] == [3, 3]
+
+
+def test_a_bar_knows_which_side_it_is_on() -> None:
+    assert Bar("x", 0.5, 0.6, "×").holds
+    assert not Bar("x", 0.7, 0.6, "×").holds
+    assert Bar("x", 1.4, 1.3, "×", at_least=True).holds
+    assert not Bar("x", 1.2, 1.3, "×", at_least=True).holds
+
+
+def test_a_run_has_samples_summaries_and_bars() -> None:
+    said: list[str] = []
+    outcome = run_bench(Options(rounds=3), said.append)
+    json.dumps(outcome)
+    names = {row["name"] for row in outcome["series"]}
+    assert {candidates.BARE, candidates.COLD, candidates.WARM} <= names
+    assert len(outcome["samples_s"][candidates.WARM]) == 3
+    assert all(row["p50_ms"] > 0 for row in outcome["series"])
+    assert all(bar["holds"] == (bar["value"] <= bar["limit"]) for bar in outcome["bars"])
+    assert said
+    assert outcome["machine"]["cores"] >= 1
+
+
+def test_what_prints_something_else_is_not_measured() -> None:
+    with ExitStack() as stack, pytest.raises(EngineFailed, match="printed"):
+        candidates.ours(stack, "wrong", "print(41)", warm_cells=0).call()
+
+
+def test_all_at_once_do_all_of_the_work() -> None:
+    done: list[int] = []
+    seconds, series = run_at_once(lambda: done.append(1), 4, 20)
+    assert (len(done), len(series.seconds)) == (20, 20)
+    assert seconds > 0
+
+
+def test_an_error_in_one_of_many_is_not_swallowed() -> None:
+    def fail() -> None:
+        raise EngineFailed("no")
+
+    with pytest.raises(EngineFailed):
+        run_at_once(fail, 3, 10)
+
+
+def test_the_chart_is_well_formed_and_shows_every_row() -> None:
+    rows = [{"name": "bare <subprocess>", "p50_ms": 10.2}, {"name": "fumehood, warm cell", "p50_ms": 0.7}]
+    text = draw(rows, "title & more")
+    ElementTree.fromstring(text)
+    for part in ("bare &lt;subprocess&gt;", "10.20 ms", "0.70 ms", "title &amp; more"):
+        assert part in text
+
+
+def test_the_command_prints_a_table_and_writes_the_files(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    status = main(["bench", "--rounds", "2", "--save", str(tmp_path / "b.json"), "--chart", str(tmp_path / "b.svg")])
+    printed = capsys.readouterr()
+    held = all(bar["holds"] for bar in json.loads((tmp_path / "b.json").read_text())["bars"])
+    assert status == (0 if held else 1)
+    assert candidates.COLD in printed.out
+    assert "promised" in printed.out
+    assert "one after the other" in printed.err
+    ElementTree.fromstring((tmp_path / "b.svg").read_text())
