@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -27,7 +26,6 @@ BARE_DATA = "bare subprocess, data stack"
 COLD_DATA = "fumehood, no warm cell, data stack"
 WARM_DATA = "fumehood, warm cell, data stack"
 
-_PAUSE_S = 0.02  # between two calls of a warm sandbox: agents think longer than that
 _BUBBLEWRAP = [
     *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"),
     *("--ro-bind", "/", "/", "--tmpfs", "/tmp", "--proc", "/proc", "--dev", "/dev"),
@@ -49,9 +47,7 @@ def bare(code: str = CODE, name: str = BARE) -> Candidate:
 
 def ours(stack: ExitStack, name: str, code: str = CODE, **settings: Any) -> Candidate:
     """A sealed sandbox through the public API."""
-    sandbox = stack.enter_context(sealed(**settings))
-    warm = settings.get("warm_cells", 0) > 0
-    return Candidate(name, execution(sandbox, code), prepare=(lambda: time.sleep(_PAUSE_S)) if warm else None)
+    return Candidate(name, execution(stack.enter_context(sealed(**settings)), code))
 
 
 def sealed(**settings: Any) -> OneShot:

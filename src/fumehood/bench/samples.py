@@ -30,7 +30,6 @@ class Candidate:
 
     name: str
     call: Callable[[], None]
-    prepare: Callable[[], None] | None = None  # before each call, not timed
 
 
 def interleave(candidates: Sequence[Candidate], rounds: int, progress: Callable[[int, int], None]) -> list[Series]:
@@ -41,8 +40,6 @@ def interleave(candidates: Sequence[Candidate], rounds: int, progress: Callable[
         candidate.call()
     for number in range(rounds):
         for candidate, samples in zip(candidates, series, strict=True):
-            if candidate.prepare is not None:
-                candidate.prepare()
             started = time.perf_counter()
             candidate.call()
             samples.seconds.append(time.perf_counter() - started)

@@ -55,7 +55,7 @@ class Root:
             preloads=bool(self.preload),
         )
         self._cores = len(os.sched_getaffinity(0))
-        self._orders: dict[Limits, bytes] = {}
+        self._orders: dict[tuple[Limits, bool], bytes] = {}
         self._receipts: dict[Limits, Receipt] = {}
         self._pools: dict[Limits, Pool] = {}
         self.zygote.become(
@@ -75,8 +75,11 @@ class Root:
         drops = self._caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
 
-    def make_cell(self, limits: Limits) -> Cell:
-        """A cell that has been born and gets ready for a program while the caller goes on."""
+    def make_cell(self, limits: Limits, *, waits: bool = False) -> Cell:
+        """A cell that has been born and gets ready for a program while the caller goes on.
+
+        One that `waits` has time to spare: it does ahead what else the first lines of a program would pay for.
+        """
         directory = None if self.level == "sealed" else self._private_directory()
         group: Group | None = None
 
@@ -89,7 +92,7 @@ class Root:
                 private.remove(directory)
 
         try:
-            cell, group = self.zygote.make_cell(self._order_for(limits, directory), limits)
+            cell, group = self.zygote.make_cell(self._order_for(limits, directory, waits), limits)
         except BaseException:
             clear()
             raise
@@ -102,7 +105,7 @@ class Root:
         """The one for these limits: they are built into a cell."""
         pool = self._pools.get(limits)
         if pool is None:
-            pool = self._pools.setdefault(limits, Pool(functools.partial(self.make_cell, limits), maximum))
+            pool = self._pools.setdefault(limits, Pool(functools.partial(self.make_cell, limits, waits=True), maximum))
         pool.grow_to(maximum)
         return pool
 
@@ -134,11 +137,11 @@ class Root:
             step = "become" if self.owner is not None else "private_directory"
             raise SetupFailed(Failure(step, error.errno or 0, str(error))) from error
 
-    def _order_for(self, limits: Limits, directory: str | None) -> bytes:
+    def _order_for(self, limits: Limits, directory: str | None, waits: bool) -> bytes:
         """What the zygote is told for one cell."""
         if directory is not None:
             return self._order(self._open_cell(limits, directory), limits, directory)
-        known = self._orders.get(limits)
+        known = self._orders.get((limits, waits))
         if known is None:
             assert self._filter is not None
             cell = plan.plan_sealed_cell(
@@ -150,7 +153,7 @@ class Root:
                 network=self._network,
                 counted=self.zygote.groups.counts("pids"),
             )
-            known = self._orders[limits] = self._order(cell, limits)
+            known = self._orders[limits, waits] = self._order(cell, limits, waits=waits)
         return known
 
     def _environment(self, directory: str | None) -> dict[str, str]:
@@ -189,7 +192,9 @@ class Root:
             others=None if self.zygote.groups.counts("pids") else _tasks_of(self.owner or self._caller.uid),
         )
 
-    def _order(self, cell: plan.CellPlan, limits: Limits, directory: str | None = None) -> bytes:
+    def _order(
+        self, cell: plan.CellPlan, limits: Limits, directory: str | None = None, *, waits: bool = False
+    ) -> bytes:
         return marshal.dumps(
             {
                 "flags": cell.flags,
@@ -197,6 +202,7 @@ class Root:
                 "cell_steps": cell.cell_steps,
                 "program_steps": cell.program_steps,
                 "directory": directory,
+                "waits": waits,
                 "workspace": cell.workspace,
                 "program": cell.program,
                 "sealed": self.level == "sealed",

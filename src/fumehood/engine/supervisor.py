@@ -38,6 +38,11 @@ class Supervisor:
         self._directory: str | None = order["directory"]
         self._flags = 0
 
+    def rehearse(self) -> None:
+        """Touch now what the report will touch: see the runner's."""
+        _read("/proc/sys/kernel/ns_last_pid")
+        frames.exited(0, *_usage(self._child, None), self._flags)
+
     def run(self) -> None:
         """Until the program has ended. The caller exits."""
         while True:

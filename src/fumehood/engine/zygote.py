@@ -260,7 +260,10 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
-    Supervisor(_CONTROL, child, order).run()
+    supervisor = Supervisor(_CONTROL, child, order)
+    if order["waits"]:
+        supervisor.rehearse()
+    supervisor.run()
     return 0
 
 
@@ -283,6 +286,9 @@ def _be_program(order: dict[str, Any]) -> NoReturn:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         os._exit(1)
     _reseed()
+    if order["waits"]:
+        runner.rehearse(order["program"])
+        sys_calls.flush_c_streams()
     os.write(_CONTROL, frames.READY)
     os.close(_CONTROL)
     os.setsid()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import gc
+import io
 import marshal
 import os
 import resource
@@ -24,6 +25,24 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _NOTICED_S = 0.2
+
+
+def rehearse(directory: str) -> None:
+    """Go through the motions while there is time: every page that is touched now is not copied in the request."""
+    source = b"print(6 * 7, file=nowhere)\n"
+    order = {"argv": ["python", "main.py"], "script": source, "inline": True, "env": {}, "files": {}, "cpu_s": 1}
+    order = marshal.loads(marshal.dumps(order))
+    path = _keep(order, directory)
+    assert path is not None
+    scope = types.ModuleType("__main__").__dict__
+    scope["nowhere"] = io.StringIO()
+    exec(compile(source, path, "exec", dont_inherit=True), scope)
+    sys.path.insert(0, sys.path.pop(0))
+    resource.getrlimit(resource.RLIMIT_CPU)
+    os.getcwd()
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+    os.unlink(path)
 
 
 def run(supervisor: int, workspace: str, directory: str, flush_c: Callable[[], None]) -> NoReturn:
