@@ -48,8 +48,8 @@ def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, An
     with ExitStack() as stack:
         chosen = [
             candidates.bare(),
-            candidates.ours(stack, candidates.COLD, warm_cells=0),
             candidates.ours(stack, candidates.WARM, warm_cells=4),
+            candidates.ours(stack, candidates.COLD, warm_cells=0),
         ]
         if options.full:
             progress("looking for alternatives")

@@ -36,6 +36,7 @@ class Cell:
 
     receipt: Receipt
     directory: str | None = None  # the program's, where it has no root of its own
+    while_it_runs: Callable[[], None] | None = None  # called once, if the program runs for longer than a moment
 
     def __init__(self) -> None:
         stdin_read, self._stdin = os.pipe2(os.O_CLOEXEC)
@@ -122,7 +123,7 @@ class Cell:
                 return None
             now = time.monotonic()
             if now >= self._look_at:
-                self._look_for_memory(now)
+                self._look(now)
             left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - now))
             ready = epoll.poll(left, 4)
             if ready:
@@ -162,9 +163,12 @@ class Cell:
 
     # --- inside
 
-    def _look_for_memory(self, now: float) -> None:
+    def _look(self, now: float) -> None:
         """The kernel kills one process of a tree that ran out of memory; we end it all, as the limit is the tree's."""
         self._look_at = now + _LOOK_S
+        if self.while_it_runs is not None:
+            self.while_it_runs()
+            self.while_it_runs = None
         if self._group is not None and not self._ended and self._group.ran_out_of_memory():
             self.kill()
 

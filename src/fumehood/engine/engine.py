@@ -233,9 +233,8 @@ def _start(root: Root, command: Command, limits: Limits, warm_cells: int = 0) ->
             pool.done()
             raise
         cell.when_closed(pool.done)
+        cell.while_it_runs = pool.nudge
     cell.feed(_program(command, root.environment_of(cell)), command.stdin)
-    if pool is not None:
-        pool.nudge()
     return cell
 
 

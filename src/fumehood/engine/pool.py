@@ -51,7 +51,7 @@ class Pool:
         return None
 
     def nudge(self) -> None:
-        """After a program was handed over: what it took is to be replaced, when there is time."""
+        """A program takes its time: what it took is to be replaced meanwhile. A short one is not disturbed by that."""
         with self._changed:
             self._changed.notify()
 
