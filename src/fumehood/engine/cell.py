@@ -55,7 +55,7 @@ class Cell:
         self._epoll: select.epoll | None = None
         self._ended = False
         self._outlives = False  # whether processes may be left when the program has ended
-        self._look_at = time.monotonic() + _LOOK_S
+        self._look_at = 0.0
         self._failure: frames.Failure | None = None
         self.is_ready = False
         self._is_lost = False
@@ -108,6 +108,7 @@ class Cell:
         if len(data) > _CHUNK:
             _widen(self._stdin)
         self._pending = memoryview(data)
+        self._look_at = time.monotonic() + _LOOK_S
         self._write()
 
     def read(self, timeout_s: float | None = None) -> Output | Exited | None:
