@@ -24,6 +24,8 @@ WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE})
 _SI_USER = 0  # sent by kill(2); sigqueue and timers cannot claim it
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 0.02
+_IDLE_TICK_S = 0.1
+_NO_PROGRAM_S = 0.0005
 _HUNT_S = 1.5
 
 
@@ -36,6 +38,7 @@ class Supervisor:
         self._memory: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
         self._processes: int | None = order["processes"]  # where no cgroup counts them
         self._directory: str | None = order["directory"]
+        self._waits: bool = order["waits"]
         self._flags = 0
 
     def rehearse(self) -> None:
@@ -45,12 +48,19 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the program has ended. The caller exits."""
+        begun = not self._waits  # a cell that waits for its program is not worth many looks
+        idle_s: float | None = None
         while True:
             if self._memory is None:
                 info = signal.sigwaitinfo(WATCHED)
             else:
-                info = signal.sigtimedwait(WATCHED, _TICK_S)
-                self._watch()
+                info = signal.sigtimedwait(WATCHED, _TICK_S if begun else _IDLE_TICK_S)
+                if not begun:
+                    used_s = _cpu_s(self._child)
+                    begun = idle_s is not None and used_s > idle_s + _NO_PROGRAM_S
+                    idle_s = used_s
+                if begun:
+                    self._watch()
             if info is None:
                 continue
             if info.si_signo == signal.SIGCHLD:
@@ -156,12 +166,17 @@ def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
     cpu_s = rest.ru_utime + rest.ru_stime
     peak_kib = rest.ru_maxrss
     if usage is None:  # it said that it is done and is still there
-        try:
-            cpu_s += time.clock_gettime((~pid << 3) | 2)  # the process's own CPU clock
-        except OSError:
-            pass
+        cpu_s += _cpu_s(pid)
         peak_kib = max(peak_kib, _number_after(_read(f"/proc/{pid}/status"), b"VmHWM:"))
     return int(cpu_s * 1e9), peak_kib * 1024
+
+
+def _cpu_s(pid: int) -> float:
+    """By the process's own CPU clock."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
 
 
 def _number_after(text: bytes, name: bytes) -> int:

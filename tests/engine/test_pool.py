@@ -1,0 +1,561 @@
+"""Cells that wait: each serves one program, as a fresh one would, and none outlives its use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import get_sandbox
+from fumehood.engine import engine as engines
+from fumehood.engine import pool as pools
+from fumehood.engine import zygotes
+from fumehood.errors import IsolationUnavailable
+
+GONE_S = 3.0
+FULL_S = 10.0
+
+AGE = "print(open('/proc/self/stat').read().rpartition(')')[2].split()[19])"
+
+
+def processes() -> dict[int, tuple[int, str, str]]:
+    """Every process that lives: its parent, its state and when it was born."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                found[int(entry)] = (int(fields[1]), fields[0], fields[19])
+    return found
+
+
+def children(*parents: int) -> dict[int, str]:
+    """With when each was born, which tells it from a later one of the same number."""
+    return {pid: born for pid, (parent, _, born) in processes().items() if parent in parents}
+
+
+def alive(pids: dict[int, str]) -> list[int]:
+    now = processes()
+    return [pid for pid, born in pids.items() if pid in now and now[pid][2] == born]
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = GONE_S) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def engine_of(sandbox: Any) -> engines.Engine:
+    return sandbox._backend._engine  # type: ignore[no-any-return]
+
+
+def zygote_of(sandbox: Any) -> int:
+    return engine_of(sandbox)._roots[False].zygote._pid
+
+
+def waiting(sandbox: Any) -> int:
+    pool = engine_of(sandbox)._roots[False]._pools.get(sandbox._spec.limits)
+    return 0 if pool is None else len(pool)
+
+
+def fill(sandbox: Any, count: int = 2) -> dict[int, str]:
+    """Two calls make the engine and the pool. The cells' first processes, when there are so many and all wait."""
+    for _ in range(2):
+        assert sandbox.execute("print('up')", timeout=30).stdout == "up\n"
+    assert wait_until(lambda: waiting(sandbox) == count, FULL_S), waiting(sandbox)
+    wait_until(lambda: len(children(zygote_of(sandbox))) == count)
+    return children(zygote_of(sandbox))
+
+
+def open_warm(memory_mb: int, warm_cells: int = 2, **settings: Any) -> Any:
+    sandbox = get_sandbox(
+        isolation="sealed",
+        require="sealed",
+        store_code="never",
+        warm_cells=warm_cells,
+        memory_mb=memory_mb,
+        supported_languages=("python", "bash"),
+        **settings,
+    )
+    try:
+        sandbox.execute("", timeout=30)
+    except IsolationUnavailable as missing:
+        sandbox.close()
+        pytest.skip(f"no sealed sandbox on this machine: {missing}")
+    return sandbox
+
+
+@contextmanager
+def warm(memory_mb: int, warm_cells: int = 2, **settings: Any) -> Iterator[Any]:
+    with open_warm(memory_mb, warm_cells, **settings) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For constants that a zygote reads once."""
+    mine: dict[Any, engines.Engine] = {}
+    monkeypatch.setattr(engines, "_engines", mine)
+    yield
+    for engine in mine.values():
+        for root in engine._roots.values():
+            root.close()
+
+
+# ---- a cell that waited
+
+
+def test_a_program_runs_in_a_process_that_was_there_before_it() -> None:
+    with warm(601) as sandbox:
+        cells = fill(sandbox)
+        programs = set(children(*cells).values())
+        assert len(children(*cells)) == 2
+        time.sleep(0.1)  # births are counted in hundredths of a second
+        assert sandbox.execute(AGE).stdout.strip() in programs
+
+
+def test_without_warm_cells_every_program_gets_a_new_process() -> None:
+    with warm(602, warm_cells=0) as sandbox:
+        sandbox.execute("")
+        time.sleep(0.3)
+        assert children(zygote_of(sandbox)) == {}
+        before = int(sandbox.execute(AGE).stdout)
+        time.sleep(0.1)
+        assert int(sandbox.execute(AGE).stdout) > before
+        assert wait_until(lambda: children(zygote_of(sandbox)) == {})
+
+
+LEAVES_EVERYTHING = """
+import builtins, json, os, random, sys, uuid
+for place in ('/tmp/left', '/workspace/left', os.path.expanduser('~/left'), '/dev/shm/left'):
+    open(place, 'w').write('x')
+os.environ['LEFT'] = '1'
+sys.modules['left'] = json
+builtins.left = 1
+json.left = 1
+random.seed(1)
+os.chdir('/tmp')
+sys.path.insert(0, '/left')
+"""
+
+LOOKS_AROUND = """
+import builtins, json, os, random, sys, uuid
+numbers = [random.random(), os.urandom(8).hex(), str(uuid.uuid4()), random.SystemRandom().random()]
+try:
+    import numpy
+    numbers += [numpy.random.rand(), numpy.random.default_rng().random()]
+except ImportError:
+    pass
+places = ('/tmp', '/workspace', os.path.expanduser('~'), '/dev/shm')
+print(json.dumps({
+    'numbers': numbers,
+    'files': [f'{place}/{name}' for place in places for name in os.listdir(place)],
+    'left': ['LEFT' in os.environ, 'left' in sys.modules, hasattr(builtins, 'left'), hasattr(json, 'left')],
+    'names': sorted(globals()),
+    'cwd': os.getcwd(),
+    'path': '/left' in sys.path,
+    'pids': sorted(int(name) for name in os.listdir('/proc') if name.isdigit()),
+    'pid': os.getpid(),
+}))
+"""
+
+
+def test_two_cells_drawn_one_after_the_other_share_nothing() -> None:
+    with warm(603, timeout_sec=20) as sandbox:
+        fill(sandbox)
+        assert sandbox.execute(LEAVES_EVERYTHING).exit_code == 0
+        first, second, third = (json.loads(sandbox.execute(LOOKS_AROUND).stdout) for _ in range(3))
+    numbers = [number for seen in (first, second, third) for number in seen.pop("numbers")]
+    assert len(set(numbers)) == len(numbers), numbers
+    assert first == second == third
+    assert first["left"] == [False] * 4
+    assert not [name for name in first["files"] if "left" in name]
+    assert "nowhere" not in first["names"]
+    assert (first["cwd"], first["path"]) == ("/workspace", False)
+    assert (first["pid"], first["pids"]) == (2, [1, 2])
+
+
+def test_a_waiting_cell_looks_like_a_new_one() -> None:
+    """What it did while it waited does not show."""
+    look = LOOKS_AROUND + "print(sorted(sys.modules), sys.argv, sys.flags, os.listdir('/proc/self/fd'))\n"
+    look += "import gc; print(gc.isenabled(), os.listdir(os.path.dirname(__file__)), sorted(os.environ.items()))\n"
+    with warm(604) as sandbox, warm(604, warm_cells=0) as cold:
+        fill(sandbox)
+        shown, fresh = (each.execute(look).stdout.split("\n", 1)[1] for each in (sandbox, cold))
+    assert shown == fresh
+
+
+def test_all_that_a_program_is_given_arrives_in_a_waiting_cell() -> None:
+    code = "import sys, os\nprint(sys.argv[1:], os.environ['GIVEN'], sys.stdin.read(), open('a/b.txt').read())"
+    given: dict[str, Any] = {"args": ["x", "y z"], "env": {"GIVEN": "é"}, "files": {"a/b.txt": "content"}}
+    with warm(605) as sandbox:
+        cells = fill(sandbox)
+        assert sandbox.execute(code, stdin="typed", **given).stdout == "['x', 'y z'] é typed content\n"
+        assert len(alive(cells)) < 2
+        fill(sandbox)
+        shown = sandbox.execute('echo "$1" "$GIVEN" "$(cat)" "$(cat a/b.txt)"', "bash", stdin="typed", **given)
+        assert shown.stdout == "x é typed content\n", shown
+        fill(sandbox)
+        big = b"x" * (3 << 20)
+        assert sandbox.execute("import sys; print(len(sys.stdin.buffer.read()))", stdin=big).stdout == f"{3 << 20}\n"
+        fill(sandbox)
+        assert sandbox.execute(f"'''{'y' * 500_000}'''\nprint(len(open(__file__).read()) > 500_000)").stdout == "True\n"
+
+
+LIMITED = {
+    "memory": ("x = bytearray(1 << 30)\nfor i in range(0, 1 << 30, 4096): x[i] = 1", {}),
+    "processes": ("import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(60)", {"processes": 32}),
+    "disk": ("f = open('/tmp/f', 'wb')\nwhile True: f.write(b'x' * 65536)", {"disk_mb": 8}),
+    "output": ("while True: print('x' * 65536)", {"output_kill_mb": 2}),
+    "timeout": ("while True: pass", {}),
+}
+
+
+@pytest.mark.parametrize("reason", LIMITED)
+def test_limits_hold_in_a_waiting_cell(reason: str) -> None:
+    code, settings = LIMITED[reason]
+    with warm(160, **settings) as sandbox:
+        cells = fill(sandbox)
+        result = sandbox.execute(code, timeout=1 if reason == "timeout" else 20)
+        assert result.meta["reason"] == reason, result
+        assert result.exit_code != 0
+        assert wait_until(lambda: len(alive(cells)) < 2)
+        assert sandbox.execute("print('next')").stdout == "next\n"
+
+
+# ---- how many
+
+
+def test_the_pool_grows_with_the_load_up_to_the_maximum() -> None:
+    with warm(606, warm_cells=3) as sandbox:
+        fill(sandbox, 2)  # one ran at a time
+        most = 0
+        with ThreadPoolExecutor(8) as threads:
+            runs = [threads.submit(sandbox.execute, "import time; time.sleep(0.05); print(1)") for _ in range(40)]
+            while not all(run.done() for run in runs):
+                most = max(most, waiting(sandbox))
+                time.sleep(0.005)
+        assert {run.result().stdout for run in runs} == {"1\n"}
+        assert most <= 3
+        assert wait_until(lambda: waiting(sandbox) == 3, FULL_S)
+        time.sleep(0.3)
+        assert waiting(sandbox) == 3
+        assert len(children(zygote_of(sandbox))) == 3
+
+
+def test_an_idle_pool_shrinks_to_nothing_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_QUIET_S", 0.3)
+    with warm(607, warm_cells=3) as sandbox:
+        for _ in range(2):
+            sandbox.execute("")
+        assert wait_until(lambda: waiting(sandbox) > 0, FULL_S)
+        assert wait_until(lambda: waiting(sandbox) == 0, FULL_S)
+        assert wait_until(lambda: children(zygote_of(sandbox)) == {})
+        monkeypatch.setattr(pools, "_QUIET_S", 60.0)
+        fill(sandbox, 2)
+
+
+# ---- whose
+
+
+def test_closing_the_sandbox_ends_its_waiting_cells() -> None:
+    with warm(608) as sandbox:
+        cells = fill(sandbox)
+        everything = cells | children(*cells)
+    assert len(everything) == 4
+    assert wait_until(lambda: not alive(everything)), alive(everything)
+
+
+def test_closing_one_of_two_sandboxes_leaves_the_cells_of_the_other() -> None:
+    with warm(609) as stays:
+        with warm(609):
+            cells = fill(stays)
+        time.sleep(0.3)
+        assert alive(cells) == list(cells)
+    assert wait_until(lambda: not alive(cells))
+
+
+def test_closing_the_older_of_two_sandboxes_leaves_the_cells_of_the_other(fresh_engine: None) -> None:
+    older = open_warm(610)
+    older.execute("")
+    with warm(610) as stays:
+        cells = fill(stays)
+        older.close()
+        time.sleep(0.3)
+        assert sorted(alive(cells)) == sorted(cells)
+    assert wait_until(lambda: not alive(cells))
+
+
+def test_a_sandbox_with_other_limits_has_its_own_cells() -> None:
+    with warm(611) as one:
+        cells = fill(one)
+        with warm(612) as other:
+            for _ in range(2):
+                other.execute("")
+            assert wait_until(lambda: waiting(other) == 2, FULL_S)
+        assert wait_until(lambda: len(children(zygote_of(one))) == 2)
+        assert sorted(alive(cells)) == sorted(cells)
+
+
+# ---- when something dies
+
+
+def test_killing_the_zygote_under_load_loses_no_request() -> None:
+    with warm(613) as sandbox:
+        fill(sandbox)
+        until = time.monotonic() + 3
+        served: list[Any] = []
+
+        def work(number: int) -> None:
+            count = 0
+            while time.monotonic() < until:
+                count += 1
+                result = sandbox.execute(f"print({number}, {count})", timeout=30)
+                served.append((result.stdout == f"{number} {count}\n", result))
+
+        with ThreadPoolExecutor(4) as threads:
+            workers = [threads.submit(work, number) for number in range(4)]
+            kills = 0
+            while time.monotonic() < until:
+                time.sleep(0.3)
+                root = engine_of(sandbox)._roots.get(False)
+                if root is not None:
+                    os.kill(root.zygote._pid, signal.SIGKILL)
+                    kills += 1
+            for worker in workers:
+                worker.result()
+        assert [result for right, result in served if not right] == []
+        assert kills >= 3
+        assert len(served) >= 4
+
+
+def test_a_killed_waiting_cell_is_passed_over() -> None:
+    with warm(614) as sandbox:
+        cells = fill(sandbox)
+        for pid in cells:
+            os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: not alive(cells))
+        assert sandbox.execute("print('right')").stdout == "right\n"
+        fill(sandbox)
+
+
+def test_a_waiting_cell_whose_program_was_killed_is_passed_over() -> None:
+    with warm(615) as sandbox:
+        cells = fill(sandbox)
+        for pid in children(*cells):
+            os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: not alive(cells))
+        assert sandbox.execute("print('right')").stdout == "right\n"
+
+
+def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch, fresh_engine: None) -> None:
+    monkeypatch.setattr(zygotes, "_BORN_S", 1.0)
+    with warm(616) as sandbox:
+        fill(sandbox)
+        stopped = zygote_of(sandbox)
+        os.kill(stopped, signal.SIGSTOP)
+        results = [sandbox.execute(f"print({number})", timeout=30).stdout for number in range(5)]
+        assert results == [f"{number}\n" for number in range(5)]
+        assert zygote_of(sandbox) != stopped
+        assert stopped not in processes()
+
+
+def test_a_zygote_that_was_late_once_does_not_mix_up_its_cells(
+    monkeypatch: pytest.MonkeyPatch, fresh_engine: None
+) -> None:
+    """An answer nobody waited for must not be taken for the next cell's: its kill would go to the wrong process."""
+    monkeypatch.setattr(zygotes, "_BORN_S", 0.3)
+    monkeypatch.setattr(pools, "_RETRY_S", 30.0)
+    with warm(617, warm_cells=1) as sandbox:
+        fill(sandbox, 1)
+        zygote = zygote_of(sandbox)
+        os.kill(zygote, signal.SIGSTOP)
+        sandbox.execute("")  # takes the one that waits; its replacement is asked for in vain
+        time.sleep(1)
+        os.kill(zygote, signal.SIGCONT)
+        time.sleep(0.2)
+        result = sandbox.execute("while True: pass", timeout=1)
+        assert result.meta["reason"] == "timeout", result
+        assert wait_until(lambda: not burning(zygote_of(sandbox))), "a program runs on after its deadline"
+
+
+def burning(zygote: int) -> list[int]:
+    return [pid for pid, (parent, state, _) in processes().items() if state == "R" and parent in children(zygote)]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_call_does_not_mix_up_the_cells_of_later_ones(fresh_engine: None) -> None:
+    """Ctrl-C may come between asking the zygote for a cell and its answer."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with warm(618, warm_cells=0) as sandbox:
+            sandbox.execute("")
+            zygote = zygote_of(sandbox)
+            os.kill(zygote, signal.SIGSTOP)  # so that the answer is surely not there yet
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Interrupted):
+                sandbox.execute("")
+            os.kill(zygote, signal.SIGCONT)
+            time.sleep(0.2)
+            result = sandbox.execute("while True: pass", timeout=1)
+            assert result.meta["reason"] == "timeout", result
+            assert wait_until(lambda: not burning(zygote_of(sandbox))), "a program runs on after its deadline"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---- many users of one process
+
+
+def test_two_event_loops_in_two_threads_are_served() -> None:
+    async def several(sandbox: Any, mark: str) -> list[str]:
+        runs = [sandbox.execute_async(f"print('{mark}', {number})", timeout=30) for number in range(8)]
+        return [result.stdout for result in await asyncio.gather(*runs)]
+
+    with warm(619) as sandbox, ThreadPoolExecutor(2) as threads:
+        fill(sandbox)
+        loops = {mark: threads.submit(lambda mark=mark: asyncio.run(several(sandbox, mark))) for mark in "ab"}
+        for mark, loop in loops.items():
+            assert loop.result(60) == [f"{mark} {number}\n" for number in range(8)]
+
+
+OPEN = """
+import os, sys, time
+from fumehood import get_sandbox
+sandbox = get_sandbox(isolation='sealed', require='sealed', store_code='never', warm_cells=2, memory_mb=620)
+def served(mark, times=4):
+    return all(sandbox.execute(f"print('{mark}')").stdout == mark + '\\n' for _ in range(times))
+assert served('first')
+"""
+
+FORKS = (
+    OPEN
+    + """
+time.sleep(0.5)
+child = os.fork()
+if child == 0:
+    right = served('child')
+    time.sleep(1)
+    print('pids', os.getpid(), flush=True)
+    sys.stdin.readline()
+    os._exit(0 if right else 1)
+right = served('parent')
+status = os.waitpid(child, 0)[1]
+print(right and served('parent'), status, flush=True)
+"""
+)
+
+
+def host(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def tree(root: int) -> dict[int, str]:
+    found: dict[int, str] = {}
+    edge = children(root)
+    while edge:
+        found |= edge
+        edge = children(*edge)
+    return found
+
+
+def sealed_or_skip() -> None:
+    with warm(621, warm_cells=0):
+        pass
+
+
+def test_both_sides_of_a_fork_are_served_and_the_childs_cells_end_with_it() -> None:
+    sealed_or_skip()
+    with host(FORKS) as parent:
+        assert parent.stdin is not None and parent.stdout is not None and parent.stderr is not None
+        word, pid = parent.stdout.readline().split()
+        assert word == "pids"
+        of_child = tree(int(pid))
+        assert len(of_child) >= 5, of_child  # its own zygote and two cells of two processes
+        said, _ = parent.communicate("go on\n", timeout=60)
+    assert said == "True 0\n"
+    assert wait_until(lambda: not alive(of_child)), alive(of_child)
+
+
+FORKS_OFTEN = (
+    OPEN
+    + """
+import threading
+busy = True
+def work():
+    while busy: served('thread', 1)
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+bad = 0
+for number in range(60):
+    child = os.fork()
+    if child == 0:
+        fds = [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if int(fd) > 2
+               and os.path.exists(f'/proc/self/fd/{fd}')]
+        os._exit(0 if number % 20 or served('child', 1) else 1)
+    bad += os.waitpid(child, 0)[1] != 0
+    time.sleep(0.01)
+busy = False
+for thread in threads: thread.join()
+print(bad, served('parent'))
+"""
+)
+
+
+def test_forking_at_any_moment_of_the_refill_is_safe() -> None:
+    sealed_or_skip()
+    with host(FORKS_OFTEN) as parent:
+        said, errors = parent.communicate(timeout=60)
+    assert (said, errors) == ("0 True\n", "")
+
+
+def test_a_killed_host_takes_its_waiting_cells_with_it() -> None:
+    sealed_or_skip()
+    with host(OPEN + "time.sleep(1)\nprint('full', flush=True)\ntime.sleep(300)") as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "full\n"
+        everything = tree(owner.pid)
+        assert len(everything) >= 5, everything
+        owner.kill()
+    assert wait_until(lambda: not alive(everything)), alive(everything)
+
+
+def test_threads_that_open_and_close_sandboxes_leave_no_cells() -> None:
+    def use(number: int) -> str:
+        with open_warm(622) as sandbox:
+            return str(sandbox.execute(f"print({number})", timeout=30).stdout)
+
+    with warm(623, warm_cells=0) as watcher:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(use, range(24))) == [f"{number}\n" for number in range(24)]
+        watcher.execute("")
+        assert wait_until(lambda: children(zygote_of(watcher)) == {}), children(zygote_of(watcher))
+        assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "fumehood-pool"])
