@@ -81,7 +81,7 @@ def fill(sandbox: Any, count: int = 2) -> dict[int, str]:
     for _ in range(2):
         assert sandbox.execute("print('up')", timeout=30).stdout == "up\n"
     assert wait_until(lambda: waiting(sandbox) == count, FULL_S), waiting(sandbox)
-    wait_until(lambda: len(children(zygote_of(sandbox))) == count)
+    assert wait_until(lambda: len(children(zygote_of(sandbox))) == count), children(zygote_of(sandbox))
     return children(zygote_of(sandbox))
 
 
@@ -209,7 +209,7 @@ def test_all_that_a_program_is_given_arrives_in_a_waiting_cell() -> None:
     with warm(605) as sandbox:
         cells = fill(sandbox)
         assert sandbox.execute(code, stdin="typed", **given).stdout == "['x', 'y z'] é typed content\n"
-        assert len(alive(cells)) < 2
+        assert wait_until(lambda: len(alive(cells)) < 2)
         fill(sandbox)
         shown = sandbox.execute('echo "$1" "$GIVEN" "$(cat)" "$(cat a/b.txt)"', "bash", stdin="typed", **given)
         assert shown.stdout == "x é typed content\n", shown
