@@ -478,9 +478,10 @@ print(right and served('parent'), status, flush=True)
 
 
 def host(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    """Forking beside threads is what some of these are about: no warning of it."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def tree(root: int) -> dict[int, str]:
