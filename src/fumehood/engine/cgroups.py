@@ -16,8 +16,9 @@ from typing import NamedTuple
 from ..types import Limits
 
 _PREFIX = "fumehood-"
+_LEAF = f"/{_PREFIX}host"
 _CONTROLLERS = ("memory", "pids")
-_NO_FIX = "run as a user with a delegated cgroup: systemd-run --user --scope -p Delegate=yes …"
+_NO_FIX = "start it alone in a delegated group: systemd-run --user --scope -p Delegate=yes python …"
 
 
 class Unavailable(NamedTuple):
@@ -199,16 +200,20 @@ def find_home() -> Home | Unavailable:
     directories: dict[str, str] = {}
     missing: dict[str, Unavailable] = {}
     name = f"{_PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
+    if version == 2:
+        own = ours.pop("").removesuffix(_LEAF)  # we may have stepped aside before
+        ours = dict.fromkeys(_offered(own), own)
     for controller in _CONTROLLERS:
-        own = ours[""] if version == 2 else ours.get(controller)
-        if own is None:
+        if controller not in ours:
             missing[controller] = Unavailable(f"find {controller} controller", errno.ENOENT, _NO_FIX)
             continue
+        own = ours[controller]
+        path = f"{own}/{name}"
         try:
-            if version == 2 and not directories:
-                own = _delegate(own)
             _sweep(own)
-            path = f"{own}/{name}"
+            if version == 2:
+                _step_aside(own)
+                _write(f"{own}/cgroup.subtree_control", f"+{controller}")
             os.makedirs(path, exist_ok=True)
             if version == 2:
                 _write(f"{path}/cgroup.subtree_control", f"+{controller}")
@@ -220,20 +225,37 @@ def find_home() -> Home | Unavailable:
     return Home(version, directories, missing)
 
 
-def _delegate(own: str) -> str:
-    """v2 wants no process beside groups with controllers: step aside into a leaf of our own."""
+def _offered(own: str) -> list[str]:
     try:
-        _write(f"{own}/cgroup.subtree_control", "+memory +pids")
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        if own.endswith(f"/{_PREFIX}host"):  # we stepped aside before
-            return _delegate(os.path.dirname(own))
-        leaf = f"{own}/{_PREFIX}host"
-        os.makedirs(leaf, exist_ok=True)
-        _write(f"{leaf}/cgroup.procs", str(os.getpid()))
-        _write(f"{own}/cgroup.subtree_control", "+memory +pids")
-    return own
+        return _read(f"{own}/cgroup.controllers").split()
+    except OSError:
+        return []
+
+
+def _step_aside(own: str) -> None:
+    """v2 wants no process beside groups with controllers: go into a leaf, with all that we have started."""
+    pids = _read(f"{own}/cgroup.procs").split()
+    if not pids or not os.path.exists(f"{own}/cgroup.type"):  # the root of all groups may hold both
+        return
+    if not all(map(_is_ours, pids)):  # nor is it ours to move others
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), own)
+    os.makedirs(own + _LEAF, exist_ok=True)
+    for pid in pids:
+        try:
+            _write(f"{own}{_LEAF}/cgroup.procs", pid)
+        except ProcessLookupError:
+            pass
+
+
+def _is_ours(pid: str) -> bool:
+    """Whether that is this process, one that descends from it, or one that is gone."""
+    us = str(os.getpid())
+    try:
+        while pid not in (us, "0"):
+            pid = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1]
+    except OSError:
+        return True
+    return pid == us
 
 
 def _own_groups() -> dict[str, str]:
@@ -249,6 +271,8 @@ def _own_groups() -> dict[str, str]:
         fields = left.split(" ")
         kind, _, rest = right.partition(" ")
         options = rest.rpartition(" ")[2]
+        if fields[3].startswith("/.."):
+            continue  # of a namespace above: what we are in has no name there
         if kind == "cgroup2":
             places.setdefault("", (fields[3], fields[4]))
         elif kind == "cgroup":

@@ -40,6 +40,8 @@ def fix_for(step: str, number: int) -> str:
         return "a security policy of this host refuses user namespaces to this process; ask its administrator"
     if step in _USER_NAMESPACE_STEPS and number == errno.ENOSPC:
         return "the limit of user namespaces is reached or zero: raise sysctl user.max_user_namespaces"
+    if step in _USER_NAMESPACE_STEPS and number == errno.EINVAL:
+        return "this kernel was built without CONFIG_CHECKPOINT_RESTORE or without a kind of namespace"
     if step in ("proc", "root_proc"):
         return "the outer /proc is masked, as in most containers: run it with --security-opt systempaths=unconfined"
     if number == errno.ENOSYS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
 import array
+import errno
 import gc
 import marshal
 import os
@@ -34,6 +35,7 @@ _CONTROL, _HOST = 3, 4
 _INSIDE = "inside"
 _MAX_ORDER = 1 << 18
 _MAX_FDS = 8  # the program's three streams, the cell's socket to the host, the doors of its control group
+_NO_BIRTH_INTO_GROUP = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.E2BIG)
 
 
 def main() -> NoReturn:
@@ -236,8 +238,9 @@ def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
             born = sys_calls.clone_into_group(order["flags"], fds[4])
             order["groups"] = 0  # it is there
             return born
-        except PermissionError:
-            pass  # some container managers allow the slow way only
+        except OSError as error:  # root's zygote is nobody; container managers and kernels before 5.7 refuse as well
+            if error.errno not in _NO_BIRTH_INTO_GROUP:
+                raise
     return sys_calls.clone(order["flags"])
 
 
