@@ -293,7 +293,6 @@ def test_closing_one_of_two_sandboxes_leaves_the_cells_of_the_other() -> None:
     assert wait_until(lambda: not alive(cells))
 
 
-@pytest.mark.xfail(reason="a sandbox that came before the pool was made is not counted among its users")
 @pytest.mark.usefixtures("fresh_engine")
 def test_closing_the_older_of_two_sandboxes_leaves_the_cells_of_the_other() -> None:
     older = open_warm(610)
@@ -381,7 +380,6 @@ def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert stopped not in processes()
 
 
-@pytest.mark.xfail(reason="an answer that came too late for a refill is taken for the next cell's")
 @pytest.mark.usefixtures("fresh_engine")
 def test_a_zygote_that_was_late_once_does_not_mix_up_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer nobody waited for must not be taken for the next cell's: its kill would go to the wrong process."""
@@ -410,7 +408,6 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.xfail(reason="the answer to an interrupted call is taken for the next cell's")
 @pytest.mark.usefixtures("fresh_engine")
 def test_an_interrupted_call_does_not_mix_up_the_cells_of_later_ones() -> None:
     """Ctrl-C may come between asking the zygote for a cell and its answer."""

@@ -168,13 +168,10 @@ PRINTS = {
     "stderr": "import sys; print('hello', end='', file=sys.stderr)",
     "C": "import ctypes; ctypes.CDLL(None).printf(b'hello')",
 }
-KEPT = pytest.mark.xfail(
-    reason="what was printed while modules were imported ahead and not flushed then, every program flushes"
-)
 
 
 @pytest.mark.parametrize("warm_cells", [0, 2])
-@pytest.mark.parametrize("by", ["stdout", pytest.param("stderr", marks=KEPT), pytest.param("C", marks=KEPT)])
+@pytest.mark.parametrize("by", ["stdout", "stderr", "C"])
 def test_what_a_module_prints_at_its_import_is_not_every_programs_output(
     by: str, module: Callable[[str], str], warm_cells: int
 ) -> None:
@@ -232,12 +229,9 @@ BAD_FORKS = {
     "ends the zygote": "import os; os.register_at_fork(after_in_parent=lambda: os._exit(3))",
     "hangs the zygote": "import os, time; os.register_at_fork(before=lambda: time.sleep(1000))",
 }
-UNNAMED = pytest.mark.xfail(
-    reason="when the zygote itself goes at the first fork, no module is blamed and no call served"
-)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=UNNAMED if "zygote" in kind else ()) for kind in BAD_FORKS])
+@pytest.mark.parametrize("kind", BAD_FORKS)
 def test_a_module_that_breaks_forked_sandboxes_is_named_and_left_out(
     kind: str, module: Callable[[str], str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +264,6 @@ def test_a_replaced_zygote_preloads_again() -> None:
         assert run(sandbox, "import sys; print('decimal' in sys.modules)") == "True\n"
 
 
-@pytest.mark.xfail(reason="a step that the host refuses is blamed on every module")
 def test_a_poorer_host_still_preloads(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that this host refuses and a cell can do without is no fault of the modules."""
     real = plan.plan_sealed_cell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from ..config import Settings
@@ -30,15 +31,16 @@ class LocalBackend(Backend):
         self._settings = settings
         self._engine: Engine | None = None
         self._leased: set[SandboxSpec] = set()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def start_direct(self, spec: SandboxSpec, command: Command) -> Cell:
         _check_runtime(command)
         engine = self._loaded()
-        cell = engine.start(command, spec.limits, network=spec.network, warm_cells=self._settings.warm_cells)
-        if spec not in self._leased:
-            self._leased.add(spec)
-            engine.lease(spec.limits, network=spec.network, step=1)
-        return cell
+        warm_cells = self._settings.warm_cells
+        if warm_cells and spec not in self._leased:
+            self._lease(engine, spec)
+        return engine.start(command, spec.limits, network=spec.network, warm_cells=warm_cells)
 
     async def check(self) -> Receipt:
         settings = self._settings
@@ -54,9 +56,18 @@ class LocalBackend(Backend):
 
     def close_direct(self) -> None:
         """Zygotes are shared and end with this process; cells that wait for this backend's programs go now."""
-        while self._leased and self._engine is not None:
-            spec = self._leased.pop()
-            self._engine.lease(spec.limits, network=spec.network, step=-1)
+        with self._lock:
+            self._closed = True
+            leased, self._leased = self._leased, set()
+        for spec in leased:
+            self._loaded().lease(spec.limits, network=spec.network, step=-1)
+
+    def _lease(self, engine: Engine, spec: SandboxSpec) -> None:
+        with self._lock:
+            if self._closed or spec in self._leased:
+                return
+            self._leased.add(spec)
+        engine.lease(spec.limits, network=spec.network, step=1)
 
     def _loaded(self) -> Engine:
         if self._engine is None:

@@ -58,6 +58,10 @@ class Group:
         self._held = False
         self._counts = (0, 0)
 
+    def hold(self) -> None:
+        """Not free, whatever becomes of the cell that is asked for."""
+        self._held = True
+
     def occupy(self, pidfd: int, *, until_cleared: bool) -> None:
         self._occupant = pidfd
         self._held = until_cleared

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import BadArgument, EngineFailed, IsolationUnavailable
+from ..errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from .cell import Cell
 from .diagnose import errno_name, fix_for
@@ -33,6 +33,7 @@ class Engine:
         self._require = require
         self._lock = threading.Lock()
         self._roots: dict[bool, Root] = {}  # by whether the host's network is wanted
+        self._users: dict[tuple[Limits, bool], int] = {}
         self._owner = os.getpid()
 
     def start(self, command: Command, limits: Limits, *, network: bool, warm_cells: int = 0) -> Cell:
@@ -54,11 +55,12 @@ class Engine:
         raise EngineFailed("the engine's zygote keeps going away; see `fumehood doctor`, and try again")
 
     def lease(self, limits: Limits, *, network: bool, step: int) -> None:
-        """Tell that a user of this kind of sandbox has come (1) or gone (-1)."""
+        """Tell that a user of this kind of sandbox has come (1) or gone (-1); with the last its waiting cells go."""
         root = self._known(network)
-        if root is not None:
-            with self._lock:
-                root.lease(limits, step)
+        with self._lock:
+            self._users[limits, network] = users = self._users.get((limits, network), 0) + step
+        if users <= 0 and root is not None:
+            root.end_pool(limits)
 
     def check(self, limits: Limits, *, network: bool) -> Receipt:
         """Make a sandbox for real and say what it enforces."""
@@ -77,6 +79,7 @@ class Engine:
         if self._owner != os.getpid():  # forked: the parent's zygotes are not ours
             self._lock = threading.Lock()
             self._roots = {}
+            self._users = {}
             self._owner = os.getpid()
         return self._roots.get(network)
 
@@ -210,13 +213,20 @@ def _try_preload(root: Root, limits: Limits, make_root: Callable[[str], Root]) -
 def _imports_in_a_cell(root: Root, limits: Limits) -> bool:
     names = [name for name in root.preload if name not in root.zygote.not_imported]
     code = "".join(f"import {name}\n" for name in names)
-    cell = _start(root, Command(("python", "main.py"), code.encode()), limits)
+    try:
+        cell = _start(root, Command(("python", "main.py"), code.encode()), limits)
+    except ZygoteGone:
+        return False
     try:
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
             event = cell.read(deadline - time.monotonic())
+            if cell.failure is not None:  # this host's doing, not the module's
+                raise SetupFailed(cell.failure)
             if isinstance(event, Exited):
                 return event.exit_code == 0
+        return False
+    except SandboxLost:
         return False
     finally:
         cell.close()

@@ -57,6 +57,19 @@ def parse_failure(frame: bytes) -> Failure:
     return Failure(str(step), int(errno), str(detail))
 
 
+def answer(number: int, frame: bytes) -> bytes:
+    """To an order: with its number, since whoever gave it may have stopped listening."""
+    return _PID.pack(number) + frame
+
+
+def parse_answer(data: bytes) -> tuple[int, bytes]:
+    return (_PID.unpack_from(data)[0], data[_PID.size :]) if len(data) >= _PID.size else (0, b"")
+
+
+def order(number: int, content: bytes) -> bytes:
+    return _PID.pack(number) + content
+
+
 def up(landlock_abi: int) -> bytes:
     return UP + bytes([landlock_abi])
 

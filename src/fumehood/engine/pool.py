@@ -28,10 +28,10 @@ class Pool:
         self._make = make
         self._maximum = maximum
         self._ready: deque[Cell] = deque()
-        self.users = 0  # sandboxes that asked for it and are still open
         self._running = 0
-        self._peak = 0
-        self._used_at = time.monotonic()
+        self._peak = 0  # most at once in the last window of time
+        self._recent = 0  # and in this one
+        self._window = time.monotonic()
         self._closed = False
         self._changed = threading.Condition()
         self._filler: threading.Thread | None = None
@@ -41,8 +41,7 @@ class Pool:
         """One that waits and lives, if there is one. The caller says `done` when its program has ended."""
         with self._changed:
             self._running += 1
-            self._peak = max(self._peak, self._running)
-            self._used_at = time.monotonic()
+            self._note_load()
             while self._ready:
                 cell = self._ready.popleft()
                 if not cell.is_gone(0):
@@ -86,18 +85,26 @@ class Pool:
 
     # --- inside
 
+    def _note_load(self) -> None:
+        now = time.monotonic()
+        if now - self._window > _QUIET_S:
+            self._peak, self._recent, self._window = self._recent, 0, now
+        self._recent = max(self._recent, self._running)
+
     def _wanted(self) -> int:
-        return min(self._maximum, self._peak + 1)
+        return min(self._maximum, max(self._peak, self._recent) + 1)
 
     def _fill(self) -> None:
         while True:
             with self._changed:
                 while not self._closed and len(self._ready) >= self._wanted():
                     if not self._changed.wait(_QUIET_S):
-                        self._shrink()
-                        if not self._wanted():
-                            self._filler = None
-                            return
+                        self._calm_down()
+                    while len(self._ready) > self._wanted():
+                        self._ready.pop().close()
+                    if not self._wanted():
+                        self._filler = None
+                        return
                 if self._running and not self._closed:
                     self._changed.wait(_PATIENCE_S)
                 if self._closed:
@@ -114,7 +121,8 @@ class Pool:
             # Whoever needs a cell meets the same trouble and tells its caller; here it is only tried again.
             if cell is not None:
                 cell.close()
-            time.sleep(_RETRY_S)
+            with self._changed:
+                self._changed.wait(_RETRY_S)
             return
         with self._changed:
             if not self._closed:
@@ -122,11 +130,10 @@ class Pool:
                 return
         cell.close()
 
-    def _shrink(self) -> None:
-        """Called once a quiet minute, with the lock held."""
-        self._peak = 0 if self._peak > 0 else -1
-        while len(self._ready) > max(0, self._wanted()):
-            self._ready.pop().close()
+    def _calm_down(self) -> None:
+        """Nobody came for a while: first as if one at a time had, then as if nobody would."""
+        self._peak = self._recent = 0 if max(self._peak, self._recent) > 0 else -1
+        self._window = time.monotonic()
 
 
 def _after_fork() -> None:

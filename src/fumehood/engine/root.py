@@ -109,14 +109,9 @@ class Root:
         pool.grow_to(maximum)
         return pool
 
-    def lease(self, limits: Limits, step: int) -> None:
-        """One more or one fewer who may use the pool for these limits; after the last its cells go."""
-        pool = self._pools.get(limits)
-        if pool is None:
-            return
-        pool.users += step
-        if pool.users <= 0:
-            del self._pools[limits]
+    def end_pool(self, limits: Limits) -> None:
+        pool = self._pools.pop(limits, None)
+        if pool is not None:
             pool.close()
 
     def close(self) -> None:

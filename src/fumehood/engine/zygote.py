@@ -55,6 +55,8 @@ def main() -> NoReturn:
     _forget_ourselves()
     if blueprint["preload"]:
         _preload(control, blueprint["preload"])
+        sys.stderr.flush()  # what modules said at import is no program's output
+        sys_calls.flush_c_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells are reaped by the kernel
     signal.signal(signal.SIGINT, signal.default_int_handler)  # for programs: only they unblock it
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed program's lines are kept
@@ -150,7 +152,8 @@ def _serve(control: socket.socket) -> NoReturn:
         data, fds = _receive(control)
         if not data:
             os._exit(0)
-        _make_cell(control, network.use(marshal.loads(data)), fds)
+        number, content = frames.parse_answer(data)
+        _make_cell(control, number, network.use(marshal.loads(content)), fds)
         for fd in fds:
             os.close(fd)
         if served > 1:
@@ -213,14 +216,16 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _make_cell(control: socket.socket, order: dict[str, Any], fds: list[int]) -> None:
+def _make_cell(control: socket.socket, number: int, order: dict[str, Any], fds: list[int]) -> None:
     try:
         pid, pidfd = _clone(order, fds)
     except OSError as error:
-        control.send(frames.failed("clone", error.errno or 0, str(error)))
+        control.send(frames.answer(number, frames.failed("clone", error.errno or 0, str(error))))
         return
     if pid:
-        control.sendmsg([frames.BORN], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))])
+        control.sendmsg(
+            [frames.answer(number, frames.BORN)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))]
+        )
         os.close(pidfd)
         return
     status = 1

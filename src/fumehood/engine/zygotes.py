@@ -57,6 +57,8 @@ class Zygote:
         self._seals = False  # its cells are pid namespaces: the kernel clears up after them
         self.landlock_abi = 0
         self.not_imported: dict[str, str] = {}
+        self._orders = 0
+        self._unanswered: dict[int, Group | None] = {}
         _alive.add(self)
 
     def become(self, blueprint: dict[str, Any]) -> None:
@@ -110,8 +112,12 @@ class Zygote:
                 group = self.groups.free()
                 if group is not None:
                     group.arm(limits)
-                cell.hand_over_ends(self._socket, order, group.doors if group is not None else [])
-                pidfd = self._wait_born()
+                    group.hold()
+                self._orders += 1
+                self._unanswered[self._orders] = group
+                doors = group.doors if group is not None else []
+                cell.hand_over_ends(self._socket, frames.order(self._orders, order), doors)
+                pidfd = self._wait_born(self._orders)
                 cell.born(pidfd)
                 if group is not None:
                     group.occupy(os.dup(pidfd), until_cleared=not self._seals)
@@ -159,13 +165,32 @@ class Zygote:
 
     # --- inside
 
-    def _wait_born(self) -> int:
-        frame, fds, _, _ = socket.recv_fds(self._socket, frames.MAX_FRAME, 1)
-        if frame[:1] == frames.FAILED:
-            raise SetupFailed(frames.parse_failure(frame))
-        if not fds:
-            raise ConnectionResetError("the zygote went away")
-        return fds[0]
+    def _wait_born(self, order: int) -> int:
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._socket, frames.MAX_FRAME, 1)
+            number, frame = frames.parse_answer(data)
+            group = self._unanswered.pop(number, None)
+            if number != order and data:
+                self._bury(group, fds)
+                continue
+            if frame[:1] == frames.FAILED:
+                if group is not None:
+                    group.clear()
+                raise SetupFailed(frames.parse_failure(frame))
+            if not fds:
+                raise ConnectionResetError("the zygote went away")
+            return fds[0]
+
+    def _bury(self, group: Group | None, fds: list[int]) -> None:
+        """A cell whose caller was interrupted before it was born."""
+        for pidfd in fds:
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            if group is not None:
+                group.occupy(os.dup(pidfd), until_cleared=False)
+            os.close(pidfd)
 
     def _said(self) -> str:
         text = os.pread(self._launched.messages, 4096, 0).decode("utf-8", "replace").strip()
