@@ -56,6 +56,7 @@ class Group:
         self._limits: tuple[int, int] | None = None
         self._occupant = -1
         self._held = False
+        self._was_cleared = False
         self._counts = (0, 0)
 
     def hold(self) -> None:
@@ -68,7 +69,7 @@ class Group:
 
     def is_free(self, wait_s: float = 0.0) -> bool:
         """Whether the last cell is gone to its last process."""
-        if self._held:
+        if self._held or (self._was_cleared and self._holds_somebody()):
             return False
         if self._occupant < 0:
             return True
@@ -102,6 +103,7 @@ class Group:
         """Kill all inside, for a cell that no pid namespace holds together; then it is free again."""
         self._kill()
         self._held = False
+        self._was_cleared = True
 
     def remove(self) -> None:
         if self._occupant >= 0:
@@ -117,6 +119,15 @@ class Group:
         for fd in self.doors:
             os.close(fd)
         self.doors = []
+
+    def _holds_somebody(self) -> bool:
+        """Also the dead whom nobody has waited for yet."""
+        if "pids" not in self.paths:
+            return False
+        try:
+            return _read(f"{self.paths['pids']}/pids.current").strip() != "0"
+        except OSError:
+            return True
 
     def _kill(self) -> None:
         path = self.paths.get("pids") or self.paths["memory"]

@@ -140,18 +140,20 @@ class Supervisor:
                 stopped |= fresh
                 if time.monotonic() > deadline:
                     break
-            if not stopped:
-                return
             for pid in stopped:
                 _send(pid, signal.SIGKILL)
-            self._reap_all()
+            if self._reap_all(deadline) and not stopped:
+                return
 
-    def _reap_all(self) -> None:
+    def _reap_all(self, deadline: float) -> bool:
+        """Until there is nobody left: a dead process that nobody has waited for still counts against the limit."""
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            while time.monotonic() < deadline:
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    time.sleep(0.001)
+            return False
         except ChildProcessError:
-            pass
+            return True
 
 
 def _send(pid: int, signo: int) -> None:
