@@ -43,6 +43,7 @@ class Cell:
         self._stdout, stdout_write = os.pipe2(os.O_CLOEXEC)
         self._stderr, stderr_write = os.pipe2(os.O_CLOEXEC)
         self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._outputs = [self._stdout, self._stderr]
         self._theirs = [stdin_read, stdout_write, stderr_write, remote.detach()]
         for fd in (self._stdin, self._stdout, self._stderr):
             os.set_blocking(fd, False)
@@ -66,9 +67,7 @@ class Cell:
 
     def hand_over_ends(self, zygote: socket.socket, order: bytes, doors: list[int]) -> None:
         socket.send_fds(zygote, [order], [*self._theirs, *doors])
-        for fd in self._theirs:
-            os.close(fd)
-        self._theirs = []
+        _close_all(self._theirs)
 
     def born(self, pidfd: int) -> None:
         self._pidfd = pidfd
@@ -174,15 +173,15 @@ class Cell:
             self.kill()
 
     def _let_go(self) -> None:
-        for fd in (self._stdout, self._stderr, *self._theirs):
-            os.close(fd)
+        _close_all(self._theirs)
+        _close_all(self._outputs)
         self._close_stdin()
         self._control.close()
         if self._epoll is not None:
             self._epoll.close()
         if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+            pidfd, self._pidfd = self._pidfd, -1
+            os.close(pidfd)
 
     def _watch(self) -> select.epoll:
         epoll = select.epoll(4)
@@ -290,8 +289,14 @@ class Cell:
 
     def _close_stdin(self) -> None:
         if self._stdin >= 0:
-            os.close(self._stdin)  # epoll forgets it by itself
-            self._stdin = -1
+            stdin, self._stdin = self._stdin, -1
+            os.close(stdin)  # epoll forgets it by itself
+
+
+def _close_all(fds: list[int]) -> None:
+    """Forgotten before it is closed: a process that forks in between must not close it again, as somebody else's."""
+    while fds:
+        os.close(fds.pop())
 
 
 def _widen(pipe: int) -> None:

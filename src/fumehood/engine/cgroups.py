@@ -116,9 +116,8 @@ class Group:
             _remove(path)
 
     def let_go(self) -> None:
-        for fd in self.doors:
-            os.close(fd)
-        self.doors = []
+        while self.doors:
+            os.close(self.doors.pop())
 
     def _holds_somebody(self) -> bool:
         """Also the dead whom nobody has waited for yet."""
