@@ -81,9 +81,11 @@ def test_the_documentation_says_what_the_file_in_the_working_directory_may_do():
         "LOWER": "lower",
         "LOWER_SIZE": "lower",
         "LOWER_THAN_TIMEOUT": "lower",
+        "LOWER_OR_NONE": "lower",
         "OFF": "only false",
         "ON": "only true",
         "SUBSET": "fewer",
+        "SUBSET_OR_ALL": "fewer",
         "SUPERSET": "more",
     }
     by_rule = {getattr(config.v, name): word for name, word in words.items()}

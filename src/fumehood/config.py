@@ -19,7 +19,33 @@ if TYPE_CHECKING:
 
 _MIB = 1024 * 1024
 _WEEK_S = 7 * 24 * 3600
+_BUSY = ("queue", "refuse")
 _STORE_CODE = ("never", "on_error", "always")
+DEFAULT_COMMANDS = (
+    *("python", "python3", "sh", "bash"),
+    *(
+        "awk",
+        "basename",
+        "bc",
+        "cat",
+        "chmod",
+        "cmp",
+        "comm",
+        "cp",
+        "csplit",
+        "cut",
+        "date",
+        "df",
+        "diff",
+        "dirname",
+        "du",
+    ),
+    *("echo", "env", "expand", "expr", "false", "file", "find", "fold", "grep", "gunzip", "gzip", "head", "join", "ln"),
+    *("ls", "md5sum", "mkdir", "mktemp", "mv", "nl", "od", "paste", "printf", "pwd", "readlink", "realpath", "rm"),
+    *("rmdir", "sed", "seq", "sha256sum", "shuf", "sleep", "sort", "split", "stat", "strings", "tac", "tail", "tar"),
+    *("tee", "test", "touch", "tr", "tree", "true", "truncate", "tsort", "uname", "unexpand", "uniq", "unzip", "wc"),
+    *("which", "xargs", "xxd", "yes", "zcat", "zip"),
+)
 PLANTABLE = "./fumehood.yaml"
 
 
@@ -50,6 +76,21 @@ class Settings(NamedTuple):
     store_max_mb: int = 256
     warm_cells: int = 4
     preload: tuple[str, ...] = ()
+    session_idle_sec: float = 900
+    session_max_sec: float = 24 * 3600
+    session_busy: str = "queue"
+    session_max_calls: int | None = None
+    session_max_cpu_sec: float | None = None
+    session_max_wall_sec: float | None = None
+    session_max_output_mb: int | None = None
+    start_retries: int = 2
+    start_failure: str = "fail"
+    output_dir: str = "output"
+    tools_dir: str | None = None
+    allowed_commands: tuple[str, ...] = DEFAULT_COMMANDS
+    allowed_packages: tuple[str, ...] = ("*",)
+    wheelhouse: str | None = None
+    packages_dir: str | None = None
     docker_image: str = "antigravity-sandbox:latest"
     docker_network_enabled: bool = False
     docker_cpu_limit: float = 0.5
@@ -68,6 +109,7 @@ class Settings(NamedTuple):
         )
 
 
+EMPTY_MEANS_NONE = ("allowed_commands", "allowed_packages")
 DEFAULTS: dict[str, Any] = Settings._field_defaults
 
 
@@ -115,6 +157,21 @@ FIELDS: tuple[Field, ...] = (
     Field("store_max_mb", v.integer(1), v.NEVER, "MiB the records may take; the oldest go first."),
     Field("warm_cells", v.integer(0, 1024), v.LOWER, "Most sandboxes kept ready; 0 = each is made when asked for."),
     Field("preload", v.modules, v.NEVER, "Modules imported ahead, so that programs find them loaded."),
+    Field("session_idle_sec", v.number(_WEEK_S), v.LOWER, "Seconds without a call after which a session ends."),
+    Field("session_max_sec", v.number(_WEEK_S), v.LOWER, "Seconds after which a session ends in any case."),
+    Field("session_busy", v.choice(*_BUSY), v.ranked(*_BUSY), "What a call does while another one runs."),
+    Field("session_max_calls", v.optional(v.integer(1)), v.LOWER_OR_NONE, "Calls a session may make."),
+    Field("session_max_cpu_sec", v.optional(v.number(10**7)), v.LOWER_OR_NONE, "Seconds of CPU a session may use."),
+    Field("session_max_wall_sec", v.optional(v.number(_WEEK_S)), v.LOWER_OR_NONE, "Seconds its calls may take in all."),
+    Field("session_max_output_mb", v.optional(v.integer(1)), v.LOWER_OR_NONE, "MiB that may come out of a session."),
+    Field("start_retries", v.integer(0, 20), v.LOWER, "Times a sandbox that did not start is tried again."),
+    Field("start_failure", v.choice("fail", "skip"), v.NEVER, "Then: fail, or skip the call with a warning."),
+    Field("output_dir", v.path, v.NEVER, "Directory that files from /tmp/output are copied to, by session."),
+    Field("tools_dir", v.optional(v.path), v.NEVER, "Directory of your own tools."),
+    Field("allowed_commands", v.commands, v.SUBSET_OR_ALL, "Commands `exec` may start; * = all, empty = none."),
+    Field("allowed_packages", v.packages, v.SUBSET_OR_ALL, "Packages `requirements` may name; * = all, empty = none."),
+    Field("wheelhouse", v.optional(v.path), v.NEVER, "Directory of wheels to install from instead of an index."),
+    Field("packages_dir", v.optional(v.path), v.NEVER, "Where installed requirements are kept; none = your cache."),
     Field("docker_image", v.text, v.NEVER, "Image of the docker backend."),
     Field("docker_network_enabled", v.boolean, v.OFF, "Network in the docker backend."),
     Field("docker_cpu_limit", v.number(4096), v.LOWER, "CPUs of a container."),
@@ -244,7 +301,7 @@ def _apply_environment(
         if field is None and not name.startswith("SANDBOX_"):
             continue
         text = environ[name]
-        if not text.strip():  # empty counts as unset
+        if not text.strip() and (field is None or field.name not in EMPTY_MEANS_NONE):  # counts as unset
             continue
         if field is None:
             raise ConfigurationError(_unknown(name, source, _BY_ENV))

@@ -134,6 +134,23 @@ def modules(value: object) -> tuple[str, ...]:
     return names
 
 
+def commands(value: object) -> tuple[str, ...]:
+    """Entries such as `ls` or `git log *`: a program and patterns of its arguments."""
+    entries = () if value == "none" else _items(value)
+    if entries is None or not all(entry.isprintable() for entry in entries):
+        raise ValueError("a list of commands, such as python,ls,git log *, or * for all, or nothing for none")
+    return entries
+
+
+def packages(value: object) -> tuple[str, ...]:
+    names = () if value == "none" else _items(value)
+    if names is None or not all(
+        name == "*" or name.replace("-", "_").replace(".", "_").isidentifier() for name in names
+    ):
+        raise ValueError("a list of package names, such as numpy,polars, or * for all, or nothing for none")
+    return names
+
+
 def languages(value: object) -> tuple[str, ...]:
     found = [lookup(name) for name in _items(value) or ()]
     names = tuple(dict.fromkeys(language.name for language in found if language is not None))
@@ -153,6 +170,10 @@ def _lower_size(old: str, new: str, _: Mapping[str, Any]) -> str | None:
 def _lower_than_timeout(old: float | None, new: float | None, below: Mapping[str, Any]) -> str | None:
     ceiling = below["timeout_sec"] if old is None else old
     return None if new is not None and new <= ceiling else f"it may only be lowered there (here to at most {ceiling:g})"
+
+
+def _lower_or_none(old: float | None, new: float | None, _: Mapping[str, Any]) -> str | None:
+    return None if old is None or (new is not None and new <= old) else "it may only be lowered there"
 
 
 def ranked(*order: str | None) -> Rule:
@@ -187,6 +208,10 @@ def _subset(old: tuple[str, ...], new: tuple[str, ...], _: Mapping[str, Any]) ->
     return None if set(new) <= set(old) else "entries may only be taken away there"
 
 
+def _subset_or_all(old: tuple[str, ...], new: tuple[str, ...], _: Mapping[str, Any]) -> str | None:
+    return None if "*" in old or set(new) <= set(old) else "entries may only be taken away there"
+
+
 def _superset(old: tuple[str, ...], new: tuple[str, ...], _: Mapping[str, Any]) -> str | None:
     return None if set(new) >= set(old) else "entries may only be added there"
 
@@ -198,7 +223,9 @@ LOWER_THAN_TIMEOUT: Rule = _lower_than_timeout
 ISOLATION: Rule = _isolation
 OFF: Rule = _off
 ON: Rule = _on
+LOWER_OR_NONE: Rule = _lower_or_none
 SUBSET: Rule = _subset
+SUBSET_OR_ALL: Rule = _subset_or_all
 SUPERSET: Rule = _superset
 
 

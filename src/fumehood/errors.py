@@ -13,6 +13,13 @@
     │   └── EngineFailed            it broke while making or running a sandbox
     │       └── SandboxLost             the sandbox went away while the program ran, through no fault of either
     ├── IsolationUnavailable    this host cannot give the level that was required
+    ├── SessionError
+    │   ├── SessionEnded            it was closed, or its time was up
+    │   ├── SessionBusy             it runs another call and was told to refuse a second
+    │   └── BudgetExceeded          its calls, seconds or bytes are used up
+    ├── FileError               a file in a sandbox cannot be read or written; `kind` says why
+    ├── CommandNotAllowed       the command is not on the list SANDBOX_ALLOWED_COMMANDS
+    ├── PackageError            requirements cannot be had: unknown, conflicting, without a wheel, not allowed
     └── RecordsError            the stored records cannot be read
 
 What the program does is never an exception: it is an `ExecutionResult`.
@@ -78,6 +85,38 @@ class IsolationUnavailable(FumehoodError):
         self.step = step
         self.errno = errno
         self.fix = fix
+
+
+class SessionError(FumehoodError):
+    pass
+
+
+class SessionEnded(SessionError):
+    pass
+
+
+class SessionBusy(SessionError):
+    pass
+
+
+class BudgetExceeded(SessionError):
+    pass
+
+
+class FileError(FumehoodError):
+    """`kind`: invalid, missing, directory, special, too_large, full, denied."""
+
+    def __init__(self, message: str, kind: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class CommandNotAllowed(FumehoodError):
+    pass
+
+
+class PackageError(FumehoodError):
+    pass
 
 
 class RecordsError(FumehoodError):

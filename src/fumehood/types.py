@@ -55,6 +55,7 @@ class Command(NamedTuple):
     env: Mapping[str, str] = MappingProxyType({})
     files: Mapping[str, bytes] = MappingProxyType({})  # relative to the working directory
     cpu_s: float | None = None  # seconds of CPU per process, a backstop behind the deadline
+    keeps_state: bool = False  # `script` runs in the sandbox's one interpreter, which remembers its variables
 
 
 class Output(NamedTuple):
@@ -64,6 +65,15 @@ class Output(NamedTuple):
     data: bytes
 
 
+class Display(NamedTuple):
+    """Something to look at from a run that keeps state: one value in several forms, by MIME type.
+
+    Text is str, images are base64 str, JSON is any JSON value.
+    """
+
+    data: Mapping[str, Any]
+
+
 class Exited(NamedTuple):
     """How the program ended, as the host saw it. Exactly one per process, always the last event."""
 
@@ -71,6 +81,15 @@ class Exited(NamedTuple):
     reason: Reason  # ok, error, signal, memory, processes, disk; the layer above adds timeout, output, cancelled
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
+    state_lost: bool = False  # of a run that keeps state: the interpreter and its variables are gone
+
+
+class FileStat(NamedTuple):
+    """One regular file in a sandbox."""
+
+    path: str  # as the program sees it
+    size: int
+    version: tuple[int, ...]  # differs when the content may have changed
 
 
 class Axis(NamedTuple):

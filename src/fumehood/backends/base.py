@@ -2,7 +2,11 @@
 
 A backend makes sandboxes; a sandbox starts a command; a process gives `Output` events and then one `Exited`.
 `read(timeout_s)` gives None when nothing happened in that time. `kill()` ends the whole tree and returns at once;
-`Exited` follows. Everything is a context manager's worth of `close()`: idempotent, never raises.
+`Exited` follows. `interrupt()` asks a run that keeps state to stop and keep it.
+Everything is a context manager's worth of `close()`: idempotent, never raises.
+
+A sandbox whose spec `keeps` serves many commands, which share its files; those that keep state share one interpreter.
+Its file verbs take absolute paths as the program sees them, checked by the caller, and raise FileError.
 
 A backend that can be driven without an event loop also has `start_direct`; its process has the same verbs, blocking.
 """
@@ -12,7 +16,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
-from ..types import Command, Exited, Limits, Output, Receipt
+from ..types import Command, Display, Exited, FileStat, Limits, Output, Receipt
+
+Event = Output | Display | Exited
 
 
 class SandboxSpec(NamedTuple):
@@ -20,27 +26,65 @@ class SandboxSpec(NamedTuple):
 
     limits: Limits = Limits()
     network: bool = False
+    keeps: bool = False  # files and state, until it is closed
+    datasets: tuple[tuple[str, str], ...] = ()  # (file name in the data directory, path on this machine)
+    packages: str | None = None  # a directory on this machine that the program's Python finds first
+
+
+class Places(NamedTuple):
+    """Where things are, as the program sees them."""
+
+    workspace: str = "/workspace"
+    tmp: str = "/tmp"
+
+    @property
+    def data(self) -> str:
+        return f"{self.tmp}/data"
+
+    @property
+    def output(self) -> str:
+        return f"{self.tmp}/output"
 
 
 class Process(ABC):
     receipt: Receipt  # valid from the moment `start` returned
 
     @abstractmethod
-    async def read(self, timeout_s: float | None = None) -> Output | Exited | None: ...
+    async def read(self, timeout_s: float | None = None) -> Event | None: ...
 
     @abstractmethod
     def kill(self) -> None: ...
+
+    def interrupt(self) -> None:
+        self.kill()
 
     @abstractmethod
     async def close(self) -> None: ...
 
 
 class Sandbox(ABC):
+    places: Places = Places()
+
     @abstractmethod
     async def start(self, command: Command) -> Process: ...
 
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        """A regular file's content; FileError `too_large` if there is more than `max_bytes`."""
+        raise NotImplementedError
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Make or replace a file, with the directories it needs; all of it or nothing."""
+        raise NotImplementedError
+
+    async def list(self, directory: str) -> list[FileStat]:
+        """Regular files beneath, at any depth, without the data directory; a missing directory has none."""
+        raise NotImplementedError
+
     @abstractmethod
     async def close(self) -> None: ...
+
+    def drop(self) -> None:  # noqa: B027 - a sandbox for one command has nothing to drop
+        """`close` for garbage: at once, without an event loop."""
 
 
 class Backend(ABC):
@@ -60,7 +104,7 @@ class Backend(ABC):
 class DirectProcess(Protocol):
     receipt: Receipt
 
-    def read(self, timeout_s: float | None = None) -> Output | Exited | None: ...
+    def read(self, timeout_s: float | None = None) -> Event | None: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
 
