@@ -14,6 +14,7 @@ A backend that can be driven without an event loop also has `start_direct`; its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from ..types import Command, Display, Exited, FileStat, Limits, Output, Receipt
@@ -29,6 +30,7 @@ class SandboxSpec(NamedTuple):
     keeps: bool = False  # files and state, until it is closed
     datasets: tuple[tuple[str, str], ...] = ()  # (file name in the data directory, path on this machine)
     packages: str | None = None  # a directory on this machine that the program's Python finds first
+    progress: Callable[[str], None] | None = None  # told about copies that take their time
 
 
 class Places(NamedTuple):
