@@ -179,6 +179,16 @@ def test_none_as_text_unsets_what_a_weaker_source_set(place):
     assert (s.fallback, s.cpu_sec, s.dangerous_imports) == (None, None, ())
 
 
+@pytest.mark.parametrize("name", ["allowed_commands", "allowed_packages"])
+def test_an_empty_list_of_what_is_allowed_means_none_and_an_unset_one_the_default(place, name):
+    variable = f"SANDBOX_{name.upper()}"
+    assert getattr(place.load(**{variable: ""}).settings, name) == ()
+    assert getattr(place.load(**{variable: "  "}).settings, name) == ()
+    assert place.load(**{variable: ""}).origins[name] == f"environment {variable}"
+    assert getattr(place.load().settings, name) == DEFAULTS[name] != ()
+    assert getattr(place.load(**{variable: "*"}).settings, name) == ("*",)
+
+
 def test_overrides_on_top_of_loaded_settings_leave_the_others_alone(place):
     first = place.load(SANDBOX_MEMORY_MB="64")
     second = with_overrides(first, {"processes": 3})
@@ -336,6 +346,18 @@ NARROWING = [
     ("store_code", "always"),
     ("docker_cpu_limit", "0.1"),
     ("docker_memory_limit", "128m"),
+    ("session_idle_sec", "60"),
+    ("session_max_sec", "600"),
+    ("session_busy", "refuse"),
+    ("session_max_calls", "5"),
+    ("session_max_cpu_sec", "5"),
+    ("session_max_wall_sec", "5"),
+    ("session_max_output_mb", "5"),
+    ("start_retries", "0"),
+    ("allowed_commands", "[python, ls]"),
+    ("allowed_commands", "[]"),
+    ("allowed_packages", "[numpy, polars]"),
+    ("allowed_packages", "[]"),
     ("type", "local"),  # the same as below changes nothing
     ("network", "false"),
 ]
@@ -364,6 +386,17 @@ WEAKENING = [
     ("store_max_mb", "100000"),
     ("warm_cells", "5"),
     ("preload", "[evil]"),
+    ("session_idle_sec", "901"),
+    ("session_max_sec", "86401"),
+    ("start_retries", "3"),
+    ("start_failure", "skip"),
+    ("output_dir", "/dev/shm/x"),
+    ("tools_dir", "tools"),
+    ("allowed_commands", "[python, nsenter]"),
+    ("allowed_commands", "['*']"),
+    ("allowed_commands", "[python *]"),
+    ("wheelhouse", "wheels"),
+    ("packages_dir", "packages"),
     ("docker_image", "evil:latest"),
     ("docker_network_enabled", "true"),
     ("docker_cpu_limit", "8"),
@@ -393,37 +426,48 @@ def test_the_planted_file_may_not_weaken(place, name, value):
     assert "never weaken" in message
 
 
-def test_every_setting_has_a_case_in_which_the_planted_file_is_refused():
-    # Two cannot be weakened from their default; the test below has them.
-    assert {name for name, _ in WEAKENING} == set(DEFAULTS) - {"require", "block_dangerous_imports"}
+AGAINST_THE_USERS_FILE = [
+    ("require: sealed", "require: confined", False),
+    ("require: sealed", "require: null", False),
+    ("require: process", "require: sealed", True),
+    ("block_dangerous_imports: true", "block_dangerous_imports: false", False),
+    ("session_busy: refuse", "session_busy: queue", False),
+    ("session_max_calls: 5", "session_max_calls: 6", False),
+    ("session_max_calls: 5", "session_max_calls: null", False),
+    ("session_max_calls: 5", "session_max_calls: 4", True),
+    ("session_max_cpu_sec: 5", "session_max_cpu_sec: 5.1", False),
+    ("session_max_cpu_sec: 5", "session_max_cpu_sec: none", False),
+    ("session_max_wall_sec: 5", "session_max_wall_sec: 6", False),
+    ("session_max_wall_sec: 5", "session_max_wall_sec: null", False),
+    ("session_max_output_mb: 5", "session_max_output_mb: 6", False),
+    ("session_max_output_mb: 5", "session_max_output_mb: null", False),
+    ("allowed_packages: [numpy]", "allowed_packages: [numpy, evil]", False),
+    ("allowed_packages: [numpy]", "allowed_packages: ['*']", False),
+    ("allowed_packages: []", "allowed_packages: [numpy]", False),
+    ("allowed_packages: [numpy, six]", "allowed_packages: [six]", True),
+    ("allowed_commands: ['*']", "allowed_commands: [ls]", True),
+    ("allowed_commands: []", "allowed_commands: [ls]", False),
+    ("isolation: process", "isolation: confined", True),
+    ("isolation: process", "isolation: auto", True),
+    ("isolation: confined", "isolation: auto", False),
+    ("isolation: sealed", "isolation: auto", False),
+    ("isolation: confined", "isolation: sealed", True),
+    ("network: true", "network: false", True),
+    ("memory_mb: 100", "memory_mb: 101", False),
+    ("memory_mb: 4000", "memory_mb: 3000", True),
+    ("cpu_sec: 100", "cpu_sec: 90", True),
+    ("cpu_sec: 3", "cpu_sec: null", False),
+    ("cpu_sec: 3", "cpu_sec: 4", False),
+    ("store_code: always", "store_code: on_error", False),
+    ("supported_languages: [python, bash]", "supported_languages: [bash]", True),
+    ("docker_memory_limit: 1024k", "docker_memory_limit: 1m", True),
+    ("docker_memory_limit: 1024k", "docker_memory_limit: 2m", False),
+    ("type: docker", "type: local", False),
+    ("preload: [numpy]", "preload: []", False),
+]
 
 
-@pytest.mark.parametrize(
-    ("user", "planted", "accepted"),
-    [
-        ("require: sealed", "require: confined", False),
-        ("require: sealed", "require: null", False),
-        ("require: process", "require: sealed", True),
-        ("block_dangerous_imports: true", "block_dangerous_imports: false", False),
-        ("isolation: process", "isolation: confined", True),
-        ("isolation: process", "isolation: auto", True),
-        ("isolation: confined", "isolation: auto", False),
-        ("isolation: sealed", "isolation: auto", False),
-        ("isolation: confined", "isolation: sealed", True),
-        ("network: true", "network: false", True),
-        ("memory_mb: 100", "memory_mb: 101", False),
-        ("memory_mb: 4000", "memory_mb: 3000", True),
-        ("cpu_sec: 100", "cpu_sec: 90", True),
-        ("cpu_sec: 3", "cpu_sec: null", False),
-        ("cpu_sec: 3", "cpu_sec: 4", False),
-        ("store_code: always", "store_code: on_error", False),
-        ("supported_languages: [python, bash]", "supported_languages: [bash]", True),
-        ("docker_memory_limit: 1024k", "docker_memory_limit: 1m", True),
-        ("docker_memory_limit: 1024k", "docker_memory_limit: 2m", False),
-        ("type: docker", "type: local", False),
-        ("preload: [numpy]", "preload: []", False),
-    ],
-)
+@pytest.mark.parametrize(("user", "planted", "accepted"), AGAINST_THE_USERS_FILE)
 def test_the_planted_file_is_measured_against_the_users_file(place, user, planted, accepted):
     place.user.write_text(user)
     place.planted.write_text(planted)
@@ -432,6 +476,12 @@ def test_the_planted_file_is_measured_against_the_users_file(place, user, plante
     else:
         with pytest.raises(ConfigurationError, match=rf"may not change.*{re.escape(str(place.user))}"):
             place.load()
+
+
+def test_every_setting_has_a_case_in_which_the_planted_file_is_refused():
+    # Some have the weakest value as their default: only a stricter one of the user's can be weakened.
+    stricter = {user.partition(":")[0] for user, _, accepted in AGAINST_THE_USERS_FILE if not accepted}
+    assert {name for name, _ in WEAKENING} | stricter == set(DEFAULTS)
 
 
 def test_the_planted_file_cannot_use_the_environment_to_weaken_by_spelling(place):
