@@ -23,7 +23,7 @@ LAYERS = (
     ("engine",),
     ("backends.base",),
     ("backends",),
-    ("registry", "arguments", "screen", "redact", "records", "recording", "execution", "sync"),
+    ("registry", "arguments", "screen", "redact", "records", "recording", "execution", "sync", "policy"),
     ("api",),
     ("tools", "bench"),
     ("cli", "__main__"),

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import decimal
 import math
+import subprocess
+import sys
 
 import pytest
 
-from fumehood import api, run_code, run_python_code, tools
+from fumehood import api, run_code, run_python_code
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.execution import TRUNCATED
+from fumehood.tools import text as tools
 from fumehood.types import ExecutionResult
 
 
@@ -248,3 +251,18 @@ def test_a_blocked_import_is_text_that_names_it(answers):
 
 def test_a_result_without_any_meta_still_renders():
     assert tools.render(ExecutionResult("", "boom", 1, 0.0)).startswith("Error: the program failed (exit code 1)")
+
+
+def test_importing_the_tools_loads_no_event_loop():
+    code = "import sys, fumehood.tools as t; t.run_code; t.render; print('asyncio' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_names_of_the_package_are_there():
+    import fumehood.tools
+
+    assert all(getattr(fumehood.tools, name) is not None for name in fumehood.tools.__all__)
+    assert set(fumehood.tools.__all__) <= set(dir(fumehood.tools))
+    with pytest.raises(AttributeError):
+        _ = fumehood.tools.no_such_name

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .api import shared_sandbox
-from .errors import ConfigurationError, FumehoodError
-from .execution import shorten
-from .types import ExecutionResult
+from ..api import shared_sandbox
+from ..errors import ConfigurationError, FumehoodError
+from ..execution import shorten
+from ..types import ExecutionResult
 
 NO_OUTPUT = "(no output)"
 _TEXT_BYTES = 24 * 1024  # of one answer, unless SANDBOX_MAX_OUTPUT_KB allows the streams more
