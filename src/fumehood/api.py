@@ -7,22 +7,19 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from . import arguments, config, registry
-from .backends.base import Backend, DirectBackend, SandboxSpec
+from . import config, registry
+from .backends.base import Backend, DirectBackend
 from .config import Settings
 from .errors import BackendUnavailable, BadArgument
-from .execution import Plan, refused, run, run_direct
-from .languages import resolve
-from .types import Command, ExecutionResult, Level, Receipt
-
-if TYPE_CHECKING:
-    from .records import Store
+from .execution import run, run_direct
+from .planning import Plan, Planner
+from .steps import Steps
+from .types import ExecutionResult, Receipt
 
 T = TypeVar("T")
 
-_KB, _MB = 1024, 1024 * 1024
 _MAX_SHARED = 4
 
 
@@ -45,13 +42,8 @@ class OneShot:
         self.settings = settings
         self._owns = backend is None
         self._backend = backend or registry.open_backend(settings)
-        self._spec = SandboxSpec(settings.limits(), settings.network)
-        self._resource_limits = self._spec.limits._asdict()
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._run_id = os.urandom(8).hex()
-        self._step = 0
-        self._store: Store | None = None
-        self._records_dir = os.path.join(_absolute(settings.artifacts_dir), "executions")
+        self._planner = Planner(settings)
+        self._steps = Steps(settings)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._cancels = 0  # an execution is cancelled when this is not what it was at its start
@@ -67,17 +59,20 @@ class OneShot:
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str | bytes] | None = None,
+        requirements: Sequence[str] | None = None,
         cancel: threading.Event | None = None,
     ) -> ExecutionResult:
         """Run `code` to its end or its `timeout` in seconds. Setting `cancel` from another thread ends it."""
         plan = self._plan(code, language, timeout, stdin, args, env, files, cancel)
-        result = self._screened(plan)
+        result = self._steps.screened(plan)
         if result is None:
-            if hasattr(self._backend, "start_direct"):
+            if requirements:
+                result = _portal_run(self._run_with(plan, requirements))
+            elif hasattr(self._backend, "start_direct"):
                 result = run_direct(cast("DirectBackend", self._backend), plan)
             else:
                 result = _portal_run(run(self._backend, plan))
-        self._record(plan, language, result)
+        self._steps.record(result, plan, language)
         return result
 
     async def execute_async(
@@ -90,12 +85,15 @@ class OneShot:
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str | bytes] | None = None,
+        requirements: Sequence[str] | None = None,
         cancel: threading.Event | None = None,
     ) -> ExecutionResult:
         """`execute` in the running event loop; cancelling the task kills the program."""
         plan = self._plan(code, language, timeout, stdin, args, env, files, cancel)
-        result = self._screened(plan) or await run(self._backend, plan)
-        self._record(plan, language, result)
+        result = self._steps.screened(plan)
+        if result is None:
+            result = await (self._run_with(plan, requirements) if requirements else run(self._backend, plan))
+        self._steps.record(result, plan, language)
         return result
 
     def check(self) -> Receipt:
@@ -153,29 +151,16 @@ class OneShot:
         cancel: threading.Event | None,
     ) -> Plan:
         self._ready()
-        settings, limits = self.settings, self._spec.limits
-        chosen = resolve(language, settings.supported_languages)
-        timeout_s, clamped = config.clamp_timeout(timeout, settings)
-        argv, script = chosen.command(arguments.code_bytes(code, limits), arguments.arg_strings(args))
-        command = Command(
-            argv,
-            script,
-            arguments.stdin_bytes(stdin),
-            arguments.env_strings(env),
-            arguments.file_bytes(files, chosen.filename, limits),
-            timeout_s * self._cores if limits.cpu_s is None else limits.cpu_s,
-        )
-        return Plan(
+        return self._planner.program(
             self._backend.name,
-            self._spec,
-            command,
-            timeout_s,
-            settings.max_output_kb * _KB,
-            settings.output_kill_mb * _MB,
-            self._resource_limits,
-            clamped,
-            cast("Level | None", settings.require),
+            code,
+            language,
+            timeout,
             self._cancelled(cancel),
+            stdin=stdin,
+            args=args,
+            env=env,
+            files=files,
         )
 
     def _cancelled(self, cancel: threading.Event | None) -> Callable[[], bool]:
@@ -184,48 +169,16 @@ class OneShot:
         before = self._cancels
         return lambda: self._cancels != before or (cancel is not None and cancel.is_set())
 
-    def _screened(self, plan: Plan) -> ExecutionResult | None:
-        if not self.settings.block_dangerous_imports or plan.command.argv[0] != "python":
-            return None
-        import logging
+    async def _run_with(self, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
+        import asyncio
 
-        from . import screen  # needs ast, and is off by default
+        from .packages import ensure  # needed by few calls
 
-        findings = screen.find((plan.command.script or b"").decode(), self.settings.dangerous_imports)
-        if not findings:
-            return None
-        message = screen.message(findings)
-        logging.getLogger("fumehood.screen").info("%s", message)
-        return refused(plan, message, list(dict.fromkeys(found.module for found in findings)))
-
-    def _record(self, plan: Plan, language: str, result: ExecutionResult) -> None:
-        self._step += 1
-        policy = self.settings.store_code
-        if policy == "never" or (policy == "on_error" and result.exit_code == 0 and result.meta["reason"] == "ok"):
-            return
-        from pathlib import Path  # most calls store nothing
-
-        from . import records
-
-        if self._store is None:
-            max_bytes = self.settings.store_max_mb * _MB
-            self._store = records.Store(Path(self._records_dir), policy=policy, max_bytes=max_bytes)
-        command = plan.command
-        record = records.build(
-            execution_id=result.meta["execution_id"],
-            backend=plan.runtime,
-            language=language,
-            code=command.script or b"",
-            args=command.argv[2:],
-            env=command.env,
-            stdin=command.stdin,
-            files=command.files,
-            timeout=plan.timeout_s,
-            result=result,
-            run_id=self._run_id,
-            step=self._step,
-        )
-        self._store.save(record, records.failed(result))
+        layer = await asyncio.to_thread(ensure, requirements, self.settings)
+        plan = plan._replace(spec=plan.spec._replace(keeps=True, packages=layer.path))
+        result = await run(self._backend, plan)
+        result.meta["packages"] = list(layer.installed)
+        return result
 
 
 _shared: dict[Settings, list[Any]] = {}  # settings → [sandbox, borrowers]
@@ -268,13 +221,6 @@ def _close_shared() -> None:
     for sandbox, _ in _shared.values():
         sandbox.close()
     _shared.clear()
-
-
-def _absolute(directory: str) -> str:
-    try:
-        return os.path.abspath(directory)
-    except FileNotFoundError:  # the working directory is gone; the store will warn that it cannot write
-        return os.path.join(os.sep, "nonexistent", directory)
 
 
 def _portal_run(coroutine: Coroutine[Any, Any, T]) -> T:

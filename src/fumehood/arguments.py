@@ -56,6 +56,28 @@ def arg_strings(args: object) -> tuple[str, ...]:
     return tuple(checked)
 
 
+def command_strings(command: object) -> tuple[str, ...]:
+    """A whole command: the program and its arguments."""
+    if isinstance(command, (str, bytes)):
+        raise BadArgument(
+            f"command must be a list such as ['ls','-l'], not a {'string' if isinstance(command, str) else 'bytes'}:"
+            " split it, or use ['sh','-c', …]"
+        )
+    if not isinstance(command, (list, tuple)):
+        raise BadArgument(f"command must be a list such as ['ls','-l'], not {_kind(command)}")
+    if not command:
+        raise BadArgument("command is empty: it must be a list such as ['ls','-l']")
+    for position, part in enumerate(command):
+        if not isinstance(part, str):
+            raise BadArgument(f"command[{position}] must be a str, not {_kind(part)}")
+        _check_string(f"command[{position}]", part)
+    if not command[0].strip():
+        raise BadArgument("command[0] is empty: it must name a program, as in ['ls','-l']")
+    checked = tuple(str.__str__(part) for part in command)
+    _check_total("command", checked)
+    return checked
+
+
 def env_strings(env: object) -> dict[str, str]:
     """The variables the program gets on top of the sandbox's own."""
     if env is None:

@@ -1,7 +1,8 @@
 """One execution: the deadline, the output budget, cancellation, and how the end becomes an `ExecutionResult`.
 
 `_follow` holds every rule and does no waiting of its own: it yields how long to wait and is sent what happened.
-`run_direct` and `run` drive it, without and with an event loop.
+`run_direct` and `run_in` drive it, without and with an event loop.
+A run that keeps state is interrupted before it is killed, so that its variables outlive a time-out.
 """
 
 from __future__ import annotations
@@ -9,34 +10,33 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .backends.base import Backend, DirectBackend, Sandbox, SandboxSpec
+from .backends.base import Backend, DirectBackend, Event, Process, Sandbox
 from .errors import IsolationUnavailable, SandboxLost
-from .types import LEVELS, TIMEOUT_EXIT_CODE, Command, ExecutionResult, Exited, Level, Output, Reason, Receipt
+from .planning import Plan
+from .types import LEVELS, TIMEOUT_EXIT_CODE, ExecutionResult, Exited, Level, Output, Reason, Receipt
+
+if TYPE_CHECKING:
+    from .bundles import Bundles
 
 TRUNCATED = "... (output truncated)"
+INTERRUPT_GRACE_S = 1.0  # how long an interrupted run may take to stop before its interpreter is killed
 KILL_GRACE_S = 2.0  # how long a killed tree may take to be gone before we report without it
 POLL_S = 0.05  # how often a running execution looks whether it was cancelled
 _KILLED = 128 + signal.SIGKILL
+_INTERRUPTED = 128 + signal.SIGINT
 _ATTEMPTS = 3
-_MB = 1024 * 1024
 
 
-class Plan(NamedTuple):
-    """Everything about one execution that is decided before it starts."""
+class Watcher(Protocol):
+    """Sees the events of an execution as they come."""
 
-    runtime: str
-    spec: SandboxSpec
-    command: Command
-    timeout_s: float
-    output_bytes: int  # kept, per stream
-    output_kill_bytes: int  # read, both streams
-    resource_limits: Mapping[str, Any]
-    timeout_clamped: bool = False
-    require: Level | None = None
-    cancelled: Callable[[], bool] = lambda: False
+    def full(self) -> bool:
+        """Whether to read no further for now: whoever looks at the events has fallen behind."""
+
+    def see(self, event: Event) -> None: ...
 
 
 class _Killable(Protocol):
@@ -45,7 +45,7 @@ class _Killable(Protocol):
     def kill(self) -> None: ...
 
 
-_Following = Generator[float, Output | Exited | None, ExecutionResult]
+_Following = Generator[float, Event | None, ExecutionResult]
 
 
 def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
@@ -72,12 +72,12 @@ def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
 
 
 async def run(backend: Backend, plan: Plan) -> ExecutionResult:
-    """Run one execution in the running event loop."""
+    """Run one execution in a sandbox of its own."""
     started = time.monotonic()
     for attempt in range(_ATTEMPTS):
         sandbox = await backend.create(plan.spec)
         try:
-            return await _run_in(sandbox, plan, started)
+            return await run_in(sandbox, plan, started=started)
         except SandboxLost:
             if not _may_run_again(plan, attempt):
                 raise
@@ -86,22 +86,54 @@ async def run(backend: Backend, plan: Plan) -> ExecutionResult:
     raise AssertionError("unreachable")
 
 
-async def _run_in(sandbox: Sandbox, plan: Plan, started: float) -> ExecutionResult:
+async def run_in(
+    sandbox: Sandbox, plan: Plan, watcher: Watcher | None = None, *, started: float | None = None
+) -> ExecutionResult:
+    """Run one execution in this sandbox, in the running event loop."""
+    started = time.monotonic() if started is None else started
     process = await sandbox.start(plan.command)
+    event: Event | None = None
     try:
         _hold_to(plan.require, process.receipt)
         following = _follow(plan, process, started)
-        event: Output | Exited | None = None
         while True:
             try:
                 wait_s = following.send(event)
             except StopIteration as end:
                 result: ExecutionResult = end.value
                 return result
-            event = await process.read(wait_s)
+            event = await (process.read(wait_s) if watcher is None else _watched(process, wait_s, watcher))
+    except BaseException:
+        if plan.command.keeps_state and not isinstance(event, Exited):
+            event = await _interrupted(process)
+        raise
     finally:
-        process.kill()  # a cancelled task must not wait for the program
+        if not isinstance(event, Exited):
+            process.kill()  # a cancelled task must not wait for the program
         await process.close()
+
+
+async def _watched(process: Process, wait_s: float, watcher: Watcher) -> Event | None:
+    if watcher.full():
+        import asyncio  # for those who watch; backends without a loop never come here
+
+        await asyncio.sleep(min(wait_s, POLL_S))
+        return None
+    event = await process.read(wait_s)
+    if event is not None and not isinstance(event, Exited):
+        watcher.see(event)
+    return event
+
+
+async def _interrupted(process: Process) -> Event | None:
+    """The caller gave up: stop the run and keep its state, if it stops in time."""
+    process.interrupt()
+    until = time.monotonic() + INTERRUPT_GRACE_S
+    while (left_s := until - time.monotonic()) > 0:
+        event = await process.read(min(left_s, POLL_S))
+        if isinstance(event, Exited):
+            return event
+    return None
 
 
 def _may_run_again(plan: Plan, attempt: int) -> bool:
@@ -109,11 +141,9 @@ def _may_run_again(plan: Plan, attempt: int) -> bool:
     return not plan.spec.network and attempt + 1 < _ATTEMPTS
 
 
-def refused(plan: Plan, message: str, blocked_imports: list[str]) -> ExecutionResult:
-    """The result of code that the import screen turned away: nothing ran, so nothing was enforced."""
-    meta = _meta("blocked_import", plan, {"level": "none"})
-    meta["blocked_imports"] = blocked_imports
-    return ExecutionResult("", message, 1, 0.0, meta)
+def not_run(plan: Plan, reason: Reason, message: str, exit_code: int = 1) -> ExecutionResult:
+    """The result of what was turned away: nothing ran, so nothing was enforced."""
+    return ExecutionResult("", message, exit_code, 0.0, _meta(reason, plan, {"level": "none"}))
 
 
 def new_execution_id() -> str:
@@ -123,10 +153,12 @@ def new_execution_id() -> str:
 
 def _follow(plan: Plan, process: _Killable, started: float) -> _Following:
     stdout, stderr = Capture(plan.output_bytes), Capture(plan.output_bytes)
+    bundles = _new_bundles() if plan.command.keeps_state else None
     deadline = time.monotonic() + plan.timeout_s
     room = plan.output_kill_bytes
     cause: Reason | None = None
     exited: Exited | None = None
+    killed = False
     while True:
         now = time.monotonic()
         if cause is None:
@@ -137,19 +169,40 @@ def _follow(plan: Plan, process: _Killable, started: float) -> _Following:
             elif now >= deadline:
                 cause = "timeout"
             if cause is not None:
-                process.kill()
-                deadline = now + KILL_GRACE_S
+                killed = bundles is None or cause == "output"
+                deadline = now + _stop(process, killed)
         elif now >= deadline:
-            break
+            if killed:
+                break
+            killed = True
+            deadline = now + _stop(process, killed)
         event = yield min(deadline - now, POLL_S)
         if event is None:
             continue
-        if isinstance(event, Exited):
+        if isinstance(event, Output):
+            room -= len(event.data)
+            (stdout if event.stream == "stdout" else stderr).add(event.data)
+        elif isinstance(event, Exited):
             exited = event
             break
-        room -= len(event.data)
-        (stdout if event.stream == "stdout" else stderr).add(event.data)
-    return _result(plan, process.receipt, stdout, stderr, cause, exited, started)
+        elif bundles is not None:
+            bundles.add(event.data)
+    return _result(plan, process.receipt, stdout, stderr, cause, exited, started, bundles, killed)
+
+
+def _stop(process: _Killable, kill: bool) -> float:
+    """Begin to end the program; how many seconds that may take."""
+    if kill or not isinstance(process, Process):
+        process.kill()
+        return KILL_GRACE_S
+    process.interrupt()
+    return INTERRUPT_GRACE_S
+
+
+def _new_bundles() -> Bundles:
+    from .bundles import Bundles  # for runs that keep state alone
+
+    return Bundles()
 
 
 def _result(
@@ -160,17 +213,33 @@ def _result(
     cause: Reason | None,
     exited: Exited | None,
     started: float,
+    bundles: Bundles | None,
+    killed: bool,
 ) -> ExecutionResult:
     ended = exited or Exited(_KILLED, "signal")
     reason = cause or ended.reason
-    exit_code = ended.exit_code if cause is None else TIMEOUT_EXIT_CODE if cause == "timeout" else _KILLED
+    lost = killed or ended.state_lost or exited is None
+    if cause is None:
+        exit_code = ended.exit_code
+    elif cause == "timeout":
+        exit_code = TIMEOUT_EXIT_CODE
+    else:
+        exit_code = _KILLED if lost else _INTERRUPTED
     errors = stderr.text()
-    if reason not in ("ok", "error"):
+    if reason not in ("ok", "error") or (lost and bundles is not None):
+        from .notes import note  # most executions need none
+
         line_end = "" if not errors or errors.endswith("\n") else "\n"
-        errors = f"{errors}{line_end}fumehood: {_note(reason, exit_code, plan, ended.cpu_s)}\n"
+        errors = f"{errors}{line_end}{note(reason, exit_code, plan, ended.cpu_s, None if bundles is None else lost)}"
     meta = _meta(reason, plan, receipt.as_dict())
+    meta["stdout_truncated"], meta["stderr_truncated"] = stdout.truncated, stderr.truncated
     meta["truncated"] = stdout.truncated or stderr.truncated
     meta["usage"] = {"cpu_s": ended.cpu_s, "max_rss_bytes": ended.max_rss_bytes}
+    if bundles is not None:
+        meta["state"] = "lost" if lost else "kept"
+        meta["results"] = bundles.kept
+        if bundles.truncated:
+            meta["results_truncated"] = True
     return ExecutionResult(stdout.text(), errors, exit_code, time.monotonic() - started, meta)
 
 
@@ -180,6 +249,8 @@ def _meta(reason: Reason, plan: Plan, isolation: dict[str, Any]) -> dict[str, An
         "runtime": plan.runtime,
         "reason": reason,
         "truncated": False,
+        "stdout_truncated": False,
+        "stderr_truncated": False,
         "timed_out": reason == "timeout",
         "blocked_imports": [],
         "resource_limits": {**plan.resource_limits, "cpu_s": plan.command.cpu_s},
@@ -188,54 +259,6 @@ def _meta(reason: Reason, plan: Plan, isolation: dict[str, Any]) -> dict[str, An
         "timeout": plan.timeout_s,
         "timeout_clamped": plan.timeout_clamped,
     }
-
-
-def _note(reason: Reason, exit_code: int, plan: Plan, cpu_s: float) -> str:
-    limits = plan.spec.limits
-    if reason == "timeout":
-        return (
-            f"Execution timed out after {plan.timeout_s:g} s and was killed; do less per call, or give a longer timeout"
-            " (default SANDBOX_TIMEOUT_SEC, ceiling SANDBOX_MAX_TIMEOUT_SEC)"
-        )
-    if reason == "memory":
-        return (
-            f"killed by the memory limit of {limits.memory_bytes // _MB} MB for all its processes;"
-            " use less, or raise SANDBOX_MEMORY_MB"
-        )
-    if reason == "processes":
-        return (
-            f"stopped at the limit of {limits.processes} processes and threads; start fewer, or raise SANDBOX_PROCESSES"
-        )
-    if reason == "disk":
-        return (
-            f"stopped at a disk limit: {limits.disk_bytes // _MB} MB in all (SANDBOX_DISK_MB),"
-            f" {limits.inodes} files (SANDBOX_INODES), {limits.file_bytes // _MB} MB per file (SANDBOX_FILE_MB);"
-            " write less, or raise the setting"
-        )
-    if reason == "output":
-        return (
-            f"killed after more than {plan.output_kill_bytes // _MB} MB of output;"
-            " print less, or raise SANDBOX_OUTPUT_KILL_MB"
-        )
-    if reason == "cancelled":
-        return "cancelled by the caller and killed"
-    return _signal_note(exit_code - 128, plan, cpu_s)
-
-
-def _signal_note(number: int, plan: Plan, cpu_s: float) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = "a signal"
-    hint = ""
-    allowed_s = plan.command.cpu_s
-    if name == "SIGXCPU" or (name == "SIGKILL" and allowed_s and cpu_s >= allowed_s):
-        hint = f"; it may use {allowed_s or 0:g} s of CPU time per process, raise SANDBOX_CPU_SEC"
-    elif name == "SIGXFSZ":
-        hint = f"; a file went past {plan.spec.limits.file_bytes // _MB} MB, raise SANDBOX_FILE_MB"
-    elif name == "SIGSYS":
-        hint = "; it made a system call that the sandbox does not allow"
-    return f"killed by {name} (signal {number}){hint}"
 
 
 def _hold_to(require: Level | None, receipt: Receipt) -> None:

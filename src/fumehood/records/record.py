@@ -1,4 +1,8 @@
-"""What a record says about one execution, with secrets taken out before anything reaches a disk."""
+"""What a record says about one execution, with secrets taken out before anything reaches a disk.
+
+`kind` is execute, run, exec, write or edit; `session_id` those of a session alone have, `command` exec, `path` write
+and edit. Of a write `code` is the content (base64 where `encoding` says so); of an edit `args` are the old and the new.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +45,11 @@ def build(
     step: str | int | None = None,
     reasoning_trace: str | None = None,
     now: datetime | None = None,
+    kind: str | None = None,
+    session_id: str | None = None,
+    command: Sequence[str] | None = None,
+    path: str | None = None,
+    encoding: str | None = None,
 ) -> dict[str, Any]:
     """The record of one execution, ready for `Store.save`."""
     env = env or {}
@@ -52,9 +61,17 @@ def build(
 
     raw = code.encode("utf-8", "surrogatepass") if isinstance(code, str) else code
     text = code if isinstance(code, str) else code.decode("utf-8", "replace")
+    further = {
+        "kind": kind,
+        "session_id": session_id,
+        "command": None if command is None else [clean(part) for part in command],
+        "path": None if path is None else clean(path),
+        "encoding": encoding,
+    }
     return {
         "version": VERSION,
         "execution_id": execution_id,
+        **{name: value for name, value in further.items() if value is not None},
         "timestamp": f"{(now or datetime.now(UTC)).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
         "run_id": run_id,
         "step": step,

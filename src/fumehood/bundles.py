@@ -1,0 +1,96 @@
+"""What a run displayed: MIME bundles, taken from a program that may have put anything in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MAX_BUNDLES = 200
+MAX_BYTES = 32 * 1024 * 1024  # of all bundles of one run
+_MAX_DEPTH = 32
+_MAX_MIME_CHARS = 200
+_NODE_BYTES = 8  # what a number, a comma or a bracket counts for
+
+
+class Bundles:
+    """Those kept of one run; what is over the caps is dropped, what is no JSON too."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self.truncated = False
+        self.size = 0
+
+    def add(self, data: object) -> None:
+        if len(self.kept) >= MAX_BUNDLES or self.size >= MAX_BYTES:
+            self.truncated = True
+            return
+        bundle, size = clean(data, MAX_BYTES - self.size)
+        if bundle is None:
+            self.truncated = True
+        elif bundle:
+            self.kept.append(bundle)
+            self.size += size
+
+
+class _TooMuch(Exception):
+    pass
+
+
+class _NotJson(Exception):
+    pass
+
+
+def clean(data: object, room: int = MAX_BYTES) -> tuple[dict[str, Any] | None, int]:
+    """The bundle without what is no JSON, and its size; None where it is larger than `room` bytes."""
+    if not isinstance(data, Mapping):
+        return {}, 0
+    meter = _Meter(room)
+    bundle = {}
+    try:
+        for mime, value in data.items():
+            if not isinstance(mime, str) or not mime.isascii() or not 0 < len(mime) <= _MAX_MIME_CHARS:
+                continue
+            try:
+                bundle[mime] = meter.copied(value, 0)
+            except _NotJson:
+                continue
+    except _TooMuch:
+        return None, 0
+    return bundle, room - meter.room
+
+
+class _Meter:
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def copied(self, value: object, depth: int) -> Any:
+        self._take(_NODE_BYTES)
+        if value is None or value is True or value is False:
+            return value
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, int):
+            self._take(value.bit_length() // 3)
+            return int(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return float(value)
+        if depth < _MAX_DEPTH:
+            if isinstance(value, (list, tuple)):
+                return [self.copied(item, depth + 1) for item in value]
+            if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+                return {self._text(key): self.copied(item, depth + 1) for key, item in value.items()}
+        raise _NotJson
+
+    def _text(self, text: str) -> str:
+        self._take(len(text))
+        if text.isascii():
+            return text
+        data = text.encode("utf-8", "replace")  # a lone surrogate could be written nowhere
+        self._take(len(data) - len(text))
+        return data.decode()
+
+    def _take(self, size: int) -> None:
+        self.room -= size
+        if self.room < 0:
+            raise _TooMuch
