@@ -24,6 +24,7 @@ LAYERS = (
     ("backends.base",),
     ("backends",),
     ("registry", "arguments", "screen", "redact", "records", "recording", "execution", "sync", "policy"),
+    ("requirements", "packages", "installer", "wheels_only"),
     ("api",),
     ("tools", "bench"),
     ("cli", "__main__"),

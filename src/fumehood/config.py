@@ -1,6 +1,6 @@
 """Settings: one table says how each is parsed, what may narrow it and what it means.
 
-Only this module reads os.environ, and only in `load`.
+Only this module reads os.environ, and only in `load` and `user_directory`.
 """
 
 from __future__ import annotations
@@ -271,14 +271,22 @@ def _finish(values: dict[str, Any], origins: dict[str, str], overrides: Mapping[
     return Loaded(Settings(**values), origins)
 
 
-def _user_file(environ: Mapping[str, str]) -> str | None:
-    base = environ.get("XDG_CONFIG_HOME", "")
+def user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """fumehood's part of one of the user's directories, such as ("XDG_CACHE_HOME", ".cache")."""
+    if environ is None:
+        environ = os.environ
+    base = environ.get(variable, "")
     if not os.path.isabs(base):  # the XDG specification: a relative one is to be ignored
         home = environ.get("HOME", "")
         if not os.path.isabs(home):
             return None
-        base = os.path.join(home, ".config")
-    return os.path.join(base, "fumehood", "config.yaml")
+        base = os.path.join(home, below_home)
+    return os.path.join(base, "fumehood")
+
+
+def _user_file(environ: Mapping[str, str]) -> str | None:
+    directory = user_directory("XDG_CONFIG_HOME", ".config", environ)
+    return None if directory is None else os.path.join(directory, "config.yaml")
 
 
 def _from_yaml(path: str, origin: str, *, follow_symlinks: bool) -> list[tuple[Field, Any]]:

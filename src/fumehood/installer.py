@@ -1,0 +1,220 @@
+"""pip or uv, run outside the sandbox: wheels only, so that no package's code runs here. Their errors become ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from . import wheels_only
+from .errors import PackageError
+from .redact import redact_text
+from .requirements import Requirement, normalised, parse
+
+_MAX_OUTPUT_BYTES = 4 * 1024 * 1024
+_LINES_SHOWN = 3
+_POLL_S = 0.1
+# No directory in which somebody could have planted a module, a requirement or a configuration.
+_CWD = "/"
+# A wheelhouse is all there is: nothing that is configured for other installations counts.
+_ONLY_THE_WHEELHOUSE = ("env", "-u", "PIP_FIND_LINKS", "-u", "UV_FIND_LINKS", "PIP_CONFIG_FILE=/dev/null")
+# uv does not read pip's configuration; where it says which index to use, pip it is.
+_NAMES_A_SOURCE = re.compile(r"^[\w:]+\.(index-url|extra-index-url|no-index|find-links|index|pypi)=", re.MULTILINE)
+
+_UNREACHABLE = re.compile(
+    r"Retrying \(Retry\(|connection error|Failed to fetch|error sending request|Temporary failure in name resolution"
+    r"|timed out|SSLError|ProxyError|\b(?:403|407|5\d\d) (?:Client|Server) Error",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"No space left on device|Errno 28|os error 28|Disk quota exceeded", re.IGNORECASE)
+_CONFLICT = re.compile(r"conflicting dependencies|ResolutionImpossible|requirements are unsatisfiable")
+_PIP_MISSES = re.compile(r"No matching distribution found for ([^\s(]+)")
+_PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
+_UV_UNKNOWN = re.compile(r"(?:Because|because) (\S+) was not found in")
+_UV_NO_WHEEL = re.compile(r"(\S+?)(?:[<>=!~]=?\S+)? has no (?:usable wheels|wheels with)")
+_UV_NO_VERSION = re.compile(r"there is no version of (\S+)|only (\S+?)(?:[<>=!~]=?\S+)? is available")
+_FILE = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._]*?)-(\d[^\s/#?&\"'<>()]*?)(\.whl|\.tar\.gz|\.zip|\.tar\.bz2|\.tgz)(?![\w.])"
+)
+
+
+class Files(NamedTuple):
+    """What a source has of one package."""
+
+    wheels: bool = False
+    sources: bool = False
+
+
+def install(
+    wanted: Sequence[Requirement], site: str, wheelhouse: str | None, timeout_s: float, tick: Callable[[], None]
+) -> None:
+    """Put the requirements and what they need into `site`. `tick` is called while it lasts."""
+    if wheelhouse is not None and not os.path.isdir(wheelhouse):
+        raise PackageError(f"the wheelhouse {wheelhouse} is not a directory: make it, or change SANDBOX_WHEELHOUSE")
+    deadline = time.monotonic() + timeout_s
+    installer = _installer(wheelhouse, deadline, tick)
+    source = [] if wheelhouse is None else ["--no-index", "--find-links", wheelhouse]
+    command = [*installer, "--target", site, "--only-binary", ":all:", *source, *map(str, wanted)]
+    code, output = _run(command, deadline, tick)
+    if code != 0:
+        _fail(wanted, output, wheelhouse, site, deadline, tick)
+    for entry in os.listdir(site):
+        if os.path.exists(os.path.join(site, entry, "direct_url.json")):
+            _from_an_address(wanted, entry.partition("-")[0])
+
+
+def _installer(wheelhouse: str | None, deadline: float, tick: Callable[[], None]) -> list[str]:
+    uv, pip = shutil.which("uv"), _pip()
+    if uv and pip and wheelhouse is None and _NAMES_A_SOURCE.search(_run([*pip, "config", "list"], deadline, tick)[1]):
+        uv = None
+    only = [] if wheelhouse is None else _ONLY_THE_WHEELHOUSE
+    if uv:
+        config = [] if wheelhouse is None else ["--no-config"]
+        return [
+            *only,
+            uv,
+            "pip",
+            "install",
+            *config,
+            "--python",
+            sys.executable,
+            "--link-mode",
+            "copy",
+            "--no-progress",
+        ]
+    if not pip:
+        raise PackageError(
+            f"requirements need pip or uv, and there is neither: run `{sys.executable} -m ensurepip`, or install uv"
+        )
+    return [*only, *pip, "install", *_PIP_OPTIONS]
+
+
+_PIP_OPTIONS = (
+    *("--no-compile", "--no-user", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"),
+    *("--no-warn-script-location", "--no-warn-conflicts", "--retries", "2"),
+)
+
+
+def _pip() -> list[str]:
+    # -P: the directory of that program has modules of ours, named like some of Python's own.
+    return [sys.executable, "-P", wheels_only.__file__] if importlib.util.find_spec("pip") else []
+
+
+def _run(command: Sequence[str], deadline: float, tick: Callable[[], None]) -> tuple[int, str]:
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=_CWD, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise PackageError(
+                        "the installation took too long and was ended: is the index slow or out of reach? "
+                        "Try again, ask for less at once, or install from a directory of wheels (SANDBOX_WHEELHOUSE)"
+                    )
+                try:
+                    process.wait(_POLL_S)
+                except subprocess.TimeoutExpired:
+                    tick()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(max(0, output.tell() - _MAX_OUTPUT_BYTES))
+        return process.returncode, output.read().decode("utf-8", "replace")
+
+
+def _fail(
+    wanted: Sequence[Requirement],
+    output: str,
+    wheelhouse: str | None,
+    site: str,
+    deadline: float,
+    tick: Callable[[], None],
+) -> NoReturn:
+    names = ", ".join(map(str, wanted))
+    flat = " ".join(output.split())  # uv breaks lines where it likes
+    if _FULL.search(output):
+        raise PackageError(f"the disk is full, so {names} cannot be installed: make room, or set SANDBOX_PACKAGES_DIR")
+    if wheelhouse is None and _UNREACHABLE.search(output):
+        raise PackageError(
+            f"the package index cannot be reached, so {names} cannot be installed: check the network and pip's "
+            f"configuration, or install from a directory of wheels (SANDBOX_WHEELHOUSE). {_last_lines(output)}"
+        )
+    if wheels_only.REFUSAL in output or "as a URL dependency" in flat:
+        _from_an_address(wanted, "a package")
+    where = "on the package index" if wheelhouse is None else f"in the wheelhouse {wheelhouse}"
+    missing = _PIP_MISSES.search(output)
+    if missing:
+        versions = _PIP_VERSIONS.search(output)
+        found = _look(missing[1], wheelhouse, site, deadline, tick)
+        _missing(missing[1], where, found, versions[1] if versions and versions[1] != "none" else "")
+    if unknown := _UV_UNKNOWN.search(flat):
+        _missing(unknown[1], where, Files(), "")
+    if unusable := _UV_NO_WHEEL.search(flat):
+        _missing(unusable[1], where, Files(sources="no usable wheels" in unusable[0], wheels=True), "")
+    if _CONFLICT.search(flat):
+        if version := _UV_NO_VERSION.search(flat):
+            name = version[1] or next((str(r) for r in wanted if r.name == normalised(version[2])), version[2])
+            _missing(name, where, Files(wheels=True), "others")
+        raise PackageError(f"{names} cannot be installed together: {_conflict(output)}. Loosen or drop one of them")
+    raise PackageError(f"{names} could not be installed. {_last_lines(output)}")
+
+
+def _missing(what: str, where: str, found: Files, versions: str) -> NoReturn:
+    here = f"Python {sys.version_info[0]}.{sys.version_info[1]} on this platform"
+    if found.sources and not versions:
+        raise PackageError(
+            f"{what} has no wheel for {here} {where}, only source, which is not built: "
+            "choose a version or another package that has one, or build it and put it into SANDBOX_WHEELHOUSE"
+        )
+    if found.wheels and not versions:
+        raise PackageError(f"{what} has wheels {where}, but none for {here}: choose another version or package")
+    if versions:
+        raise PackageError(f"no version of it {where} has a wheel and fits {what}. There are: {versions[:300]}")
+    raise PackageError(f"{what} is not {where}: check how it is spelled")
+
+
+def _from_an_address(wanted: Sequence[Requirement], name: str) -> NoReturn:
+    raise PackageError(
+        f"{', '.join(map(str, wanted))} would take {name} from an address of its own choice, to be built or used as it "
+        "is: this is refused. Put a wheel of it into SANDBOX_WHEELHOUSE, or do without"
+    )
+
+
+def _look(what: str, wheelhouse: str | None, site: str, deadline: float, tick: Callable[[], None]) -> Files:
+    """Which files there are of it, by their names: nothing is downloaded, and certainly not built."""
+    try:
+        ((name, text),) = parse([what])
+    except PackageError:  # a dependency's, so it was the index that wrote it
+        return Files()
+    if wheelhouse is not None:
+        listing = "\n".join(os.listdir(wheelhouse))
+    else:
+        look = ("--dry-run", "--no-deps", "-vv", "--only-binary", ":all:", "--target", f"{site}-look")
+        _, listing = _run([*_pip(), "install", *_PIP_OPTIONS, *look, text], deadline, tick)
+    suffixes = {match[3] for match in _FILE.finditer(listing) if normalised(match[1]) == name}
+    return Files(".whl" in suffixes, bool(suffixes - {".whl"}))
+
+
+def _conflict(output: str) -> str:
+    told = re.search(r"The conflict is caused by:\n((?: {2,}\S.*\n)+)", output)  # pip
+    if told:
+        return "; ".join(line.strip() for line in told[1].splitlines()[:6])
+    told = re.search(r"cause: (.+?)(?: hint:|$)", " ".join(output.split()))  # uv
+    return told[1][:600].rstrip(".") if told else _last_lines(output)
+
+
+def _last_lines(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    chosen = [line for line in lines if line.lower().startswith(("error", "cause"))] or lines
+    text = " / ".join(chosen[-_LINES_SHOWN:])
+    return f"It said: {redact_text(text)[:600]}" if text else "It said nothing."
