@@ -1,0 +1,501 @@
+"""A Python that keeps its variables: one run after another, asked for and answered over a byte stream.
+
+It lives with the code that it runs, and the host believes nothing it says. What is private here is so that a confused
+program, which closes, patches or deletes what it finds, does not end the session by accident.
+"""
+
+from __future__ import annotations
+
+import _ast
+import _thread
+import builtins
+import gc
+import os
+import sys
+import types
+
+from . import display, figures
+from .wire import BUNDLE_BYTES, FRAME, MAX_FRAME, RESULTS_BYTES, RESULTS_COUNT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # every function below keeps these, whatever becomes of the program's
+
+_read, _write, _close, _fstat, _dup2 = os.read, os.write, os.close, os.fstat, os.dup2
+_getpid, _exit, _ident = os.getpid, os._exit, _thread.get_ident
+_getrecursionlimit, _setrecursionlimit = sys.getrecursionlimit, sys.setrecursionlimit
+
+_OURS = (globals(), vars(display), vars(figures))
+_NAME = 200
+_COROUTINE = 0x80  # of a code object that awaits
+_RECURSION = 1000
+_RESERVE = 1 << 12  # of a run's results, for the note that there are no more
+_NO_MORE = f"... (further results left out: one run may show {RESULTS_BYTES >> 20} MiB in {RESULTS_COUNT:,} bundles)"
+
+
+def import_ahead() -> None:
+    """Load once, before the fork, what every session needs."""
+    import __future__  # noqa: F401
+
+    import asyncio  # noqa: F401
+    import fcntl  # noqa: F401
+    import linecache  # noqa: F401
+    import signal  # noqa: F401
+    import traceback  # noqa: F401
+
+    display.import_ahead()
+
+
+def serve(read_fd: int, write_fd: int, flush_c: Callable[[], None]) -> NoReturn:
+    """Run what is asked for until nobody asks."""
+    gc.enable()
+    interrupts = _Interrupts()
+    channel = _Channel(read_fd, write_fd, interrupts)
+    python = _Python(channel, interrupts, flush_c)
+    os.register_at_fork(after_in_child=channel.close)
+    while (request := channel.receive()) is not None:
+        if request.get("op") == "run":
+            python.answer(request["id"], request["code"])
+    python.flush()
+    _exit(0)
+
+
+def _inside(interrupts: _Interrupts, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Beneath this frame an interrupt may strike: who calls it catches everything."""
+    if interrupts.is_pending:
+        interrupts.strike()
+    return function(*arguments)
+
+
+class _Interrupts:
+    """SIGINT stops what the program does and nothing of ours: elsewhere it waits, and between runs it is nobody's."""
+
+    def __init__(self) -> None:
+        import signal
+
+        self._install, self._number = signal.signal, signal.SIGINT
+        self._mask, self._unblock = signal.pthread_sigmask, signal.SIG_UNBLOCK
+        self.is_run = False  # somebody waits for a run, and means it
+        self.is_held = False  # a frame is on its way
+        self.is_pending = False
+        self.has_struck = False
+
+    def restore(self) -> None:
+        """Whatever the program did to the signal."""
+        self._install(self._number, self._handle)
+        self._mask(self._unblock, {self._number})
+
+    def begin(self) -> None:
+        self.is_pending = self.has_struck = False
+        self.is_run = True
+
+    def strike(self) -> NoReturn:
+        self.is_pending, self.has_struck = False, True
+        raise KeyboardInterrupt
+
+    def _handle(self, _number: int, frame: types.FrameType | None) -> None:
+        if not self.is_run:
+            return
+        if not self.is_held:
+            while frame is not None:
+                if frame.f_code is _inside.__code__:
+                    self.strike()
+                frame = frame.f_back
+        self.is_pending = True
+
+
+class _Channel:
+    """The stream of frames, out of the program's way and closed in whatever it forks."""
+
+    def __init__(self, read_fd: int, write_fd: int, interrupts: _Interrupts) -> None:
+        import json
+
+        self._pid, self._thread = _getpid(), _ident()
+        self._interrupts = interrupts
+        decoder: Any = json.JSONDecoder()
+        self._parse = decoder.scan_once  # C all the way: asks nothing of the program's builtins
+        self._in, self._out = _move_up(read_fd), _move_up(write_fd)
+        for fd in {read_fd, write_fd}:
+            if fd > 2:
+                _close(fd)
+        if 0 in (read_fd, write_fd):
+            _dup2(_nothing(), 0)
+        self._lock = _thread.allocate_lock()
+        self._run: int | None = None
+        self._bytes_left = self._count_left = 0
+
+    def close(self) -> None:
+        for fd in {self._in, self._out}:
+            try:
+                _close(fd)
+            except OSError:
+                pass
+        self._in = self._out = -1
+
+    def receive(self) -> dict[str, Any] | None:
+        header = self._read_exactly(FRAME.size)
+        if header is None:
+            return None
+        self._interrupts.begin()  # what is sent from now on is meant for this run
+        (size,) = FRAME.unpack(header)
+        body = self._read_exactly(size) if size <= MAX_FRAME else None
+        if body is None:
+            return None
+        request: dict[str, Any] = self._parse(body.decode(), 0)[0]
+        return request
+
+    def begin(self, run: int) -> None:
+        self._run, self._bytes_left, self._count_left = run, RESULTS_BYTES - _RESERVE, RESULTS_COUNT
+
+    def show(self, bundle: dict[str, Any]) -> None:
+        """Send one value in several forms, from any thread, as long as the run lasts and has room for it."""
+        if _getpid() != self._pid:
+            return
+        room = min(BUNDLE_BYTES, self._bytes_left - _RESERVE)
+        body = display.fit(bundle, room) if room > 0 else b""
+        self._send("display", body)
+
+    def finish(self, exit_code: int, error: str | None, interrupted: bool) -> None:
+        outcome = {"exit_code": exit_code, "error": error, "interrupted": interrupted}
+        self._send("done", display.to_json(outcome).encode("utf-8", "replace"))
+
+    def _send(self, event: str, body: bytes) -> None:
+        on_main = _ident() == self._thread
+        if on_main:
+            self._interrupts.is_held = True
+        try:
+            with self._lock:
+                self._send_locked(event, body)
+        finally:
+            if on_main:
+                self._interrupts.is_held = False
+        if on_main and event == "display" and self._interrupts.is_pending:
+            self._interrupts.strike()
+
+    def _send_locked(self, event: str, body: bytes) -> None:
+        if self._run is None:
+            return  # a thread that goes on after its run
+        head = f'{{"id":{self._run},"event":"{event}",'.encode()
+        if event == "done":
+            self._run = None
+            self._write_frame(head + body[1:])
+            return
+        if not self._count_left:
+            return
+        self._count_left -= 1
+        if not body or not self._count_left or self._bytes_left < len(body) + _RESERVE:
+            self._count_left = 0
+            body = display.to_json({"text/plain": _NO_MORE}).encode()
+        frame = head + b'"data":' + body + b"}"
+        self._bytes_left -= len(frame)
+        self._write_frame(frame)
+
+    def _write_frame(self, body: bytes) -> None:
+        view = memoryview(FRAME.pack(len(body)) + body)
+        try:
+            while view:
+                view = view[_write(self._out, view) :]
+        except OSError:
+            _exit(0)  # nobody listens
+
+    def _read_exactly(self, size: int) -> bytearray | None:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                chunk = _read(self._in, size - len(data))
+            except OSError:
+                return None
+            if not chunk:
+                return None
+            data += chunk
+        return data
+
+
+class _Python:
+    """One `__main__`, and the runs in it."""
+
+    def __init__(self, channel: _Channel, interrupts: _Interrupts, flush_c: Callable[[], None]) -> None:
+        import __future__
+
+        import linecache
+        import traceback
+
+        self._pid = _getpid()
+        self._channel, self._interrupts, self._flush_c = channel, interrupts, flush_c
+        self._excepthook, self._describe = sys.__excepthook__, traceback.TracebackException
+        self._spare = [_move_up(fd) for fd in (0, 1, 2)]
+        self._lines = linecache.cache
+        self._sources: dict[str, Any] = {}
+        self._feature_flags = 0
+        for name in __future__.all_feature_names:
+            self._feature_flags |= getattr(__future__, name).compiler_flag
+        self._flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self._loop: Any = None
+        self._recent: list[Any] = []  # the last three values, newest first
+        main = types.ModuleType("__main__")
+        self._scope = main.__dict__
+        self._scope["__builtins__"] = builtins
+        sys.modules["__main__"] = main
+        sys.argv = [""]
+        _open_streams()
+        display.install(channel.show)
+        figures.install(channel.show)
+
+    def answer(self, run: int, source: str) -> None:
+        """Run it and say how it ended, whatever happens."""
+        exit_code, error = 1, "SystemError"
+        self._channel.begin(run)
+        try:
+            exit_code, error = self._run(f"<run {run}>", source)  # type: ignore[assignment]
+        except BaseException as broken:
+            _complain(f"fumehood: the run could not be finished: {type(broken).__name__}\n")
+        self._interrupts.is_run = False
+        self._channel.finish(exit_code, error, self._interrupts.has_struck)
+
+    def _run(self, name: str, source: str) -> tuple[int, str | None]:
+        self._interrupts.restore()
+        for fd, spare in enumerate(self._spare):
+            _mend(fd, spare)
+        figures.begin()
+        value, failure = self._attempt(self._execute, name, source)
+        if _getrecursionlimit() < _RECURSION:
+            _setrecursionlimit(_RECURSION)  # or we could not even tell
+        failures = [failure, self._attempt(figures.finish, value)[1]]
+        if value is not None and failure is None:
+            failures.append(self._attempt(self._show_value, value)[1])
+        del value
+        code, error = 0, None
+        for failure in failures:
+            if failure is not None:
+                if not code and error is None:
+                    code, error = _ending(failure)
+                self._attempt(self._conclude, failure)
+        if self._attempt(self.flush)[1] is not None:
+            self._attempt(self.flush)  # once more: it was interrupted
+        return code, error
+
+    def _attempt(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+        value, failure = None, None
+        try:
+            value = _inside(self._interrupts, function, *arguments)
+        except BaseException as error:
+            failure = error
+        if _getpid() != self._pid:
+            self._leave(failure)
+        return value, failure
+
+    def _leave(self, failure: BaseException | None) -> NoReturn:
+        """A fork of the program came back to us: it is done."""
+        code = 1
+        try:
+            if failure is not None:
+                self._conclude(failure)
+            code = 0 if failure is None else _ending(failure)[0]
+            self.flush()
+        finally:
+            _exit(code)
+
+    def _execute(self, name: str, source: str) -> Any:
+        _open_streams()
+        source = source.replace("\r\n", "\n").replace("\r", "\n")
+        lines = source.split("\n")
+        self._sources[name] = self._lines[name] = (len(source), None, [line + "\n" for line in lines], name)
+        self._scope.pop("__warningregistry__", None)  # it knows lines by number, and numbers begin anew
+        tree = compile(source, name, "exec", self._flags | _ast.PyCF_ONLY_AST, dont_inherit=True)
+        last = tree.body[-1] if tree.body else None
+        parts: list[Any] = [tree]
+        if isinstance(last, _ast.Expr) and not _is_silenced(last, lines):
+            tree.body.pop()
+            parts.append(_ast.Expression(last.value))
+        programs = []
+        flags = self._flags
+        for part in parts:
+            mode = "eval" if isinstance(part, _ast.Expression) else "exec"
+            programs.append(compile(part, name, mode, flags, dont_inherit=True))
+            flags |= programs[-1].co_flags & self._feature_flags
+        del tree, last, parts
+        self._flags = flags
+        value = None
+        for program in programs:
+            value = eval(program, self._scope)
+            if program.co_flags & _COROUTINE:
+                value = self._await(value)
+        return value
+
+    def _await(self, coroutine: Any) -> Any:
+        import asyncio
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except KeyboardInterrupt as interrupt:
+            if not task.done():  # it waits, and must not go on in the next run
+                task.cancel()
+                try:
+                    self._loop.run_until_complete(task)
+                except asyncio.CancelledError as cancelled:
+                    interrupt.__traceback__ = cancelled.__traceback__  # where it waited
+                    interrupt.__context__ = None
+            raise
+        finally:
+            if task.done() and not task.cancelled():
+                task.exception()  # seen
+
+    def _show_value(self, value: Any) -> None:
+        bundle = display.bundle(value) if not figures.was_sent(value) else {"text/plain": repr(value)}
+        names = ("_", "__", "___")
+        kept = [self._scope.get(name, self) for name in names]
+        ours = [*self._recent, self, self, self][:3]
+        if all(one is other for one, other in zip(kept, ours, strict=True)):  # who uses these names may have them
+            self._recent = [value, *self._recent][:3]
+            self._scope.update(zip(names, self._recent, strict=False))
+        self._channel.show(bundle)
+
+    def _conclude(self, failure: BaseException) -> None:
+        """Show how the program failed."""
+        _flush(sys.stdout)
+        if isinstance(failure, SystemExit):
+            if failure.code is not None and not isinstance(failure.code, int):
+                _print_error(f"{failure.code}\n")
+            return
+        self._tidy(failure)
+        if sys.excepthook is self._excepthook:
+            self._print(failure)
+        else:
+            try:
+                sys.excepthook(type(failure), failure, failure.__traceback__)
+            except Exception as broken:
+                _print_error(f"Error in sys.excepthook: {type(broken).__name__}\n")
+                self._print(failure)
+
+    def _print(self, failure: BaseException) -> None:
+        for name, entry in self._sources.items():
+            self._lines.setdefault(name, entry)
+        try:
+            described = self._describe(type(failure), failure, failure.__traceback__, compact=True)
+            text = "".join(described.format())
+        except Exception:
+            text = f"{type(failure).__name__}\n"
+        _print_error(text)
+
+    def _tidy(self, failure: BaseException) -> None:
+        """The way through our own frames says nothing to anybody."""
+        chain, seen = [failure], set()
+        while chain:
+            error = chain.pop()
+            if id(error) in seen:
+                continue
+            seen.add(id(error))
+            error.__traceback__ = _without_ours(error.__traceback__)
+            chain += [other for other in (error.__cause__, error.__context__) if other is not None]
+        trace = failure.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename not in self._sources:
+            trace = trace.tb_next
+        failure.__traceback__ = trace or failure.__traceback__
+        if isinstance(failure, SyntaxError) and failure.text is None and failure.filename in self._sources:
+            lines, number = self._sources[failure.filename][2], failure.lineno or 0
+            failure.text = lines[number - 1] if 0 < number <= len(lines) else None
+
+    def flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            _flush(stream)
+        self._flush_c()
+
+
+def _ending(failure: BaseException) -> tuple[int, str | None]:
+    """The exit code and the exception's name; to exit is no error."""
+    if isinstance(failure, SystemExit):
+        code = failure.code
+        return (0 if code is None else code & 0xFF if isinstance(code, int) else 1), None
+    name = type.__dict__["__name__"].__get__(type(failure))  # a metaclass of the program's is not asked
+    return 130 if isinstance(failure, KeyboardInterrupt) else 1, name[:_NAME]
+
+
+def _is_silenced(last: _ast.Expr, lines: list[str]) -> bool:
+    """Whether a semicolon follows."""
+    rest = lines[(last.end_lineno or 1) - 1 :]
+    rest[0] = rest[0].encode()[last.end_col_offset :].decode()
+    return "\n".join(rest).lstrip(" \t\f\\\n").startswith(";")
+
+
+def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
+    entries = []
+    while trace is not None:
+        if not any(trace.tb_frame.f_globals is ours for ours in _OURS):
+            entries.append(trace)
+        trace = trace.tb_next
+    for entry, following in zip(entries, [*entries[1:], None], strict=True):
+        entry.tb_next = following
+    return entries[0] if entries else None
+
+
+def _move_up(fd: int) -> int:
+    """A copy where the program hardly looks."""
+    import fcntl
+
+    for lowest in (1000, 200, 50):
+        try:
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+        except OSError:
+            pass
+    return os.dup(fd)
+
+
+def _nothing() -> int:
+    try:
+        return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        reader, writer = os.pipe()
+        _close(writer)
+        return reader
+
+
+def _mend(fd: int, spare: int) -> None:
+    try:
+        _fstat(fd)
+    except OSError:
+        _dup2(spare, fd)
+
+
+def _open_streams() -> None:
+    """Streams that the program closed or lost come back for the next run."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream: Any = getattr(sys, name, None)
+        try:
+            is_open = stream is not None and not stream.closed
+        except Exception:
+            is_open = False
+        if not is_open:
+            mode, errors = ("w" if fd else "r"), ("backslashreplace" if fd == 2 else "strict")
+            stream = open(fd, mode, 1 if fd else -1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+        elif fd == 1 and isinstance(getattr(stream, "line_buffering", None), bool) and not stream.line_buffering:
+            stream.reconfigure(line_buffering=True)  # seen while it runs
+
+
+def _print_error(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except Exception:
+        _complain(text)
+
+
+def _complain(text: str) -> None:
+    try:
+        _write(2, text.encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+
+
+def _flush(stream: Any) -> None:
+    try:
+        stream.flush()
+    except Exception:
+        pass
