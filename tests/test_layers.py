@@ -23,9 +23,10 @@ LAYERS = (
     ("engine",),
     ("backends.base",),
     ("backends",),
-    ("registry", "arguments", "screen", "redact", "records", "recording", "execution", "sync", "policy"),
+    ("registry", "arguments", "screen", "redact", "records", "sync", "policy"),
+    ("planning", "notes", "bundles", "execution", "steps", "paths", "edits", "datasets", "budget", "copies"),
     ("requirements", "packages", "installer", "wheels_only"),
-    ("api",),
+    ("api", "session", "lifetime", "streaming", "outputs", "sync_session", "open_session"),
     ("tools", "bench"),
     ("cli", "__main__"),
 )

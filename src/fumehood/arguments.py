@@ -40,6 +40,15 @@ def stdin_bytes(stdin: object) -> bytes:
     raise BadArgument(f"stdin must be str or bytes, not {_kind(stdin)}")
 
 
+def content_bytes(content: object) -> bytes:
+    """What a file is to hold."""
+    if isinstance(content, str):
+        return _encoded("content", content)
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return bytes(content)
+    raise BadArgument(f"content must be str or bytes, not {_kind(content)}")
+
+
 def arg_strings(args: object) -> tuple[str, ...]:
     """The arguments after the program's own name."""
     if args is None:

@@ -21,16 +21,18 @@ class Bundles:
         self.truncated = False
         self.size = 0
 
-    def add(self, data: object) -> None:
+    def add(self, data: object) -> dict[str, Any] | None:
+        """What was kept of it."""
         if len(self.kept) >= MAX_BUNDLES or self.size >= MAX_BYTES:
             self.truncated = True
-            return
+            return None
         bundle, size = clean(data, MAX_BYTES - self.size)
         if bundle is None:
             self.truncated = True
         elif bundle:
             self.kept.append(bundle)
             self.size += size
+        return bundle or None
 
 
 class _TooMuch(Exception):

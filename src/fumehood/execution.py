@@ -96,13 +96,22 @@ async def run_in(
     try:
         _hold_to(plan.require, process.receipt)
         following = _follow(plan, process, started)
+        deadline = time.monotonic() + plan.timeout_s
         while True:
             try:
                 wait_s = following.send(event)
             except StopIteration as end:
                 result: ExecutionResult = end.value
                 return result
-            event = await (process.read(wait_s) if watcher is None else _watched(process, wait_s, watcher))
+            if watcher is None:
+                event = await process.read(wait_s)
+            elif watcher.full() and not plan.cancelled() and time.monotonic() < deadline:
+                await _nap(wait_s)
+                event = None
+            else:
+                event = await process.read(wait_s)
+                if event is not None and not isinstance(event, Exited):
+                    watcher.see(event)
     except BaseException:
         if plan.command.keeps_state and not isinstance(event, Exited):
             event = await _interrupted(process)
@@ -113,16 +122,10 @@ async def run_in(
         await process.close()
 
 
-async def _watched(process: Process, wait_s: float, watcher: Watcher) -> Event | None:
-    if watcher.full():
-        import asyncio  # for those who watch; backends without a loop never come here
+async def _nap(wait_s: float) -> None:
+    import asyncio  # for those who watch: who drives without a loop never comes here
 
-        await asyncio.sleep(min(wait_s, POLL_S))
-        return None
-    event = await process.read(wait_s)
-    if event is not None and not isinstance(event, Exited):
-        watcher.see(event)
-    return event
+    await asyncio.sleep(wait_s)
 
 
 async def _interrupted(process: Process) -> Event | None:

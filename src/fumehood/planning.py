@@ -15,6 +15,10 @@ from .types import Command, Level
 _KB, _MB = 1024, 1024 * 1024
 
 
+def never() -> bool:
+    return False
+
+
 class Plan(NamedTuple):
     """One execution to be."""
 
@@ -27,7 +31,7 @@ class Plan(NamedTuple):
     resource_limits: Mapping[str, Any]
     timeout_clamped: bool = False
     require: Level | None = None
-    cancelled: Callable[[], bool] = lambda: False
+    cancelled: Callable[[], bool] = never
     cut_by: str | None = None  # the setting that left this execution less time than was asked for
 
 
@@ -46,7 +50,7 @@ class Planner:
         code: object,
         language: str,
         timeout: float | None,
-        cancelled: Callable[[], bool],
+        cancelled: Callable[[], bool] = never,
         *,
         stdin: object = None,
         args: object = (),
@@ -75,7 +79,7 @@ class Planner:
         runtime: str,
         command: object,
         timeout: float | None,
-        cancelled: Callable[[], bool],
+        cancelled: Callable[[], bool] = never,
         *,
         stdin: object = None,
         env: object = None,

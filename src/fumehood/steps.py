@@ -28,7 +28,11 @@ class Steps:
 
     def screened(self, plan: Plan) -> ExecutionResult | None:
         """The result of a program that the import screen turns away."""
-        if not self._settings.block_dangerous_imports or plan.command.script is None or plan.command.argv[0] != "python":
+        if (
+            not self._settings.block_dangerous_imports
+            or plan.command.script is None
+            or plan.command.argv[0] != "python"
+        ):
             return None
         import logging
 

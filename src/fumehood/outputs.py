@@ -1,0 +1,191 @@
+"""What a call left behind: files created, changed and deleted, and copies of those meant for the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import posixpath
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from .backends.base import Places, Sandbox
+from .copies import Copies
+from .errors import FileError
+from .types import FileStat
+
+MAX_COPIED = 20  # files per call
+MAX_FILE_BYTES = 100 * 1024 * 1024
+MAX_CALL_BYTES = 500 * 1024 * 1024
+MAX_LISTED = 20
+MAX_NAMED = 1000  # per list of created, changed and deleted files
+PROGRESS_BYTES = 50 * 1024 * 1024
+IMAGES = (".png", ".jpg", ".jpeg", ".svg")
+LEFT_INSIDE = (
+    *(".pkl", ".pickle", ".joblib", ".pt", ".pth", ".onnx", ".h5"),
+    *(".safetensors", ".npy", ".npz", ".bin"),
+)
+
+_log = logging.getLogger("fumehood.outputs")
+
+Listing = dict[str, FileStat]
+
+
+class Difference(NamedTuple):
+    created: list[str]
+    changed: list[str]
+    deleted: list[str]
+
+
+def compare(before: Listing, after: Listing) -> Difference:
+    """By version: a file rewritten with the same content counts as changed."""
+    return Difference(
+        sorted(path for path in after if path not in before),
+        sorted(path for path, stat in after.items() if path in before and before[path].version != stat.version),
+        sorted(path for path in before if path not in after),
+    )
+
+
+async def listing(sandbox: Sandbox) -> Listing:
+    """Every regular file of the sandbox that is not a dataset."""
+    places = sandbox.places
+    found: Listing = {}
+    for directory in (places.workspace, places.tmp):
+        found.update((stat.path, stat) for stat in await sandbox.list(directory))
+    return found
+
+
+class Outputs:
+    """Follows the files of one sandbox from call to call."""
+
+    def __init__(self, copies: Copies, io_handler: object = None) -> None:
+        self.copied_bytes = 0  # of the last call
+        self._copies = copies
+        self._io = io_handler
+        self._before: Listing = {}
+        self._done: dict[str, tuple[int, ...]] = {}  # what was copied or passed over, by version
+
+    @property
+    def directory(self) -> str:
+        """Where copies go on this machine."""
+        return self._copies.directory
+
+    async def begin(self, sandbox: Sandbox) -> None:
+        """A new sandbox: what it came with is nobody's output."""
+        self._done = {}
+        self._before = await listing(sandbox)
+
+    async def note_written(self, sandbox: Sandbox, path: str) -> None:
+        """The caller wrote this file itself: no run did that."""
+        for stat in await sandbox.list(posixpath.dirname(path)):
+            if stat.path == path:
+                self._before[path] = stat
+
+    async def collect(self, sandbox: Sandbox) -> dict[str, Any]:
+        """What to add to the result's meta after a call."""
+        after = await listing(sandbox)
+        difference = compare(self._before, after)
+        self._before = after
+        root = sandbox.places.output
+        meta, present = _described(difference, after, root)
+        copied, warnings = await self._copy(sandbox, present, root)
+        if copied:
+            meta["copied_files"] = copied
+        if warnings:
+            meta["output_warnings"] = warnings
+        return meta
+
+    def unchanged(self, places: Places) -> dict[str, Any]:
+        """The same for a call that ran nothing."""
+        self.copied_bytes = 0
+        return _described(Difference([], [], []), self._before, places.output)[0]
+
+    async def _copy(self, sandbox: Sandbox, present: Iterable[FileStat], root: str) -> tuple[list[str], list[str]]:
+        copied: list[str] = []
+        warnings: list[str] = []
+        late = self.copied_bytes = 0
+        for stat in present:
+            if self._done.get(stat.path) == stat.version or stat.path.lower().endswith(LEFT_INSIDE):
+                continue
+            if stat.size > MAX_FILE_BYTES:
+                self._done[stat.path] = stat.version
+                warnings.append(_not_copied(stat.path, f"larger than {MAX_FILE_BYTES // 1_048_576} MB"))
+                continue
+            if len(copied) >= MAX_COPIED or self.copied_bytes + stat.size > MAX_CALL_BYTES:
+                late += 1
+                continue
+            self._done[stat.path] = stat.version
+            try:
+                local = await self._copy_one(sandbox, stat, root)
+            except (FileError, OSError, ValueError) as error:
+                warnings.append(_not_copied(stat.path, _why(error)))
+                continue
+            copied.append(local)
+            await self._show(local)
+        if late:
+            warnings.append(
+                f"{late} more files in {root} were not copied: at most {MAX_COPIED} files and"
+                f" {MAX_CALL_BYTES // 1_048_576} MB come back with one call, the rest with the next ones"
+            )
+        return copied, warnings
+
+    async def _copy_one(self, sandbox: Sandbox, stat: FileStat, root: str) -> str:
+        relative = stat.path.removeprefix(f"{root}/")
+        self._copies.check(relative)
+        if stat.size > PROGRESS_BYTES:
+            await self.tell("send_progress", f"copying {_shown(relative)} ({stat.size // 1_048_576} MB)")
+        data = await sandbox.read(stat.path, MAX_FILE_BYTES)
+        local = await asyncio.to_thread(self._copies.save, relative, data)
+        self.copied_bytes += len(data)
+        return local
+
+    async def _show(self, local: str) -> None:
+        if local.lower().endswith(IMAGES):
+            await self.tell("send_visualization", local)
+
+    async def tell(self, verb: str, text: str) -> None:
+        """Call the io handler if it has that verb; whatever it does, the session goes on."""
+        method = getattr(self._io, verb, None)
+        if not callable(method):
+            return
+        try:
+            answer = method(text)
+            if inspect.isawaitable(answer):
+                await answer
+        except Exception:
+            _log.warning("the io handler's %s failed", verb, exc_info=True)
+
+
+def _described(difference: Difference, after: Listing, root: str) -> tuple[dict[str, Any], list[FileStat]]:
+    fresh = {*difference.created, *difference.changed}
+    present = sorted(
+        (stat for path, stat in after.items() if path.startswith(f"{root}/")),
+        key=lambda stat: (stat.path not in fresh, stat.path),
+    )
+    files, cut = _named(difference)
+    meta: dict[str, Any] = {
+        "files": files,
+        "output_files": [_shown(stat.path.removeprefix(f"{root}/")) for stat in present[:MAX_LISTED]],
+        "total_output_files": len(present),
+    }
+    if cut:
+        meta["files_truncated"] = True
+    return meta, present
+
+
+def _named(difference: Difference) -> tuple[dict[str, list[str]], bool]:
+    files = {name: [_shown(path) for path in paths[:MAX_NAMED]] for name, paths in difference._asdict().items()}
+    return files, any(len(paths) > MAX_NAMED for paths in difference)
+
+
+def _not_copied(path: str, why: str) -> str:
+    return f"{_shown(path)} was not copied: {why}"
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _shown(path: str) -> str:
+    """A name that the program chose, fit for a line of text."""
+    return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in path)

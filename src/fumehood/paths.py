@@ -1,0 +1,62 @@
+"""Which paths in a sandbox a caller may name."""
+
+from __future__ import annotations
+
+import os
+
+from .backends.base import Places
+from .errors import BadArgument, FileError
+
+INVALID = "Invalid path: must be /tmp/* or /workspace/*"
+_MAX_PART_BYTES = 255
+_MAX_BYTES = 1024
+
+
+def checked(path: object, places: Places) -> str:
+    """A file's path as the program sees it."""
+    given = shape(path)
+    for prefix, place in _prefixes(places):
+        if given.startswith(f"{prefix}/"):
+            return place + given[len(prefix) :]
+    raise FileError(INVALID, kind="invalid")
+
+
+def checked_directory(path: object, places: Places) -> str:
+    """The same for a directory, which may be one of the places themselves."""
+    for prefix, place in _prefixes(places):
+        if path == prefix:
+            return place
+    return checked(path, places)
+
+
+def shape(path: object) -> str:
+    """What no path may be, wherever the places are."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str):
+        raise BadArgument(f"path must be a str such as '/workspace/a.py', not {type(path).__name__}")
+    if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/")) or not printable(path):
+        raise FileError(INVALID, kind="invalid")
+    if len(path.encode()) > _MAX_BYTES or any(len(part.encode()) > _MAX_PART_BYTES for part in path.split("/")):
+        raise FileError(
+            f"Invalid path: longer than {_MAX_BYTES} bytes, or {_MAX_PART_BYTES} between two slashes", kind="invalid"
+        )
+    return str.__str__(path)
+
+
+def printable(name: str) -> bool:
+    """No control characters (NUL, newlines), nothing that cannot be written as UTF-8."""
+    return not any(
+        ch < " " or "\x7f" <= ch <= "\x9f" or ch in "\u2028\u2029" or "\ud800" <= ch <= "\udfff" for ch in name
+    )
+
+
+def _prefixes(places: Places) -> tuple[tuple[str, str], ...]:
+    # The real ones first: they may lie beneath /tmp themselves.
+    return (
+        (places.workspace, places.workspace),
+        (places.tmp, places.tmp),
+        ("/workspace", places.workspace),
+        ("/mnt/data", places.workspace),
+        ("/tmp", places.tmp),
+    )

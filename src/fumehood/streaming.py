@@ -1,0 +1,110 @@
+"""The events of one execution as they come. Leaving early ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from .backends.base import Event
+from .bundles import Bundles
+from .errors import SessionError
+from .types import Display, ExecutionResult, Exited, Output
+
+BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the caller; past it the program has to wait
+
+
+class Stream:
+    """Gives Output, Display and one Exited; then `result` is there. An async context manager and iterator."""
+
+    def __init__(self, drive: Callable[[Stream], Coroutine[Any, Any, ExecutionResult]]) -> None:
+        self.left = False
+        self.started = False
+        self._drive = drive
+        self._events: deque[tuple[Event, int]] = deque()
+        self._more = asyncio.Event()
+        self._backlog = 0
+        self._bundles = Bundles()
+        self._task: asyncio.Task[ExecutionResult] | None = None
+        self._result: ExecutionResult | None = None
+        self._told = False
+
+    @property
+    def result(self) -> ExecutionResult:
+        """The whole, after the last event."""
+        if self._result is None:
+            raise SessionError("the result is there after the last event: read the stream to its end")
+        return self._result
+
+    async def __aenter__(self) -> Stream:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._drive(self))
+            self._task.add_done_callback(lambda _: self._more.set())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.left = True
+        task = self._task
+        if task is None:
+            return
+        if not self.started:
+            task.cancel()
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._result = task.result()
+        elif kind is None and not self._told:
+            raise error
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._task is None:
+            raise SessionError("a stream is a context manager: `async with session.stream(...) as events`")
+        while True:
+            if self._events:
+                event, size = self._events.popleft()
+                self._backlog -= size
+                return event
+            if self._task.done():
+                break
+            self._more.clear()
+            await self._more.wait()
+        if self._told:
+            raise StopAsyncIteration
+        self._told = True
+        self._result = self._task.result()
+        return _ending(self._result)
+
+    def full(self) -> bool:
+        return self._backlog > BACKLOG_BYTES and not self.left
+
+    def see(self, event: Event) -> None:
+        if self.left:
+            return
+        size = 0
+        if isinstance(event, Output):
+            size = len(event.data)
+        elif isinstance(event, Display):
+            before = self._bundles.size
+            bundle = self._bundles.add(event.data)
+            if bundle is None:
+                return
+            event, size = Display(bundle), self._bundles.size - before
+        self._events.append((event, size))
+        self._backlog += size
+        self._more.set()
+
+
+def _ending(result: ExecutionResult) -> Exited:
+    meta = result.meta
+    usage = meta["usage"]
+    return Exited(result.exit_code, meta["reason"], usage["cpu_s"], usage["max_rss_bytes"], meta.get("state") == "lost")
