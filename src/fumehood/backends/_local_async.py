@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..engine.cell import Cell
-from ..types import Command, Exited, Output
-from .base import Process, Sandbox, SandboxSpec
+from ..types import Command, FileStat
+from .base import Event, Places, Process, Sandbox, SandboxSpec
+
+if TYPE_CHECKING:
+    from ..engine.interpreter import Interpreter
+    from ..engine.volume import Volume
 
 
 class LocalSandbox(Sandbox):
@@ -26,6 +31,43 @@ class LocalSandbox(Sandbox):
             await self._process.close()
 
 
+async def keep(open_volume: Callable[[], Volume]) -> KeptSandbox:
+    return KeptSandbox(await asyncio.to_thread(open_volume))
+
+
+class KeptSandbox(Sandbox):
+    """A volume: commands come and go, its files and its interpreter stay."""
+
+    def __init__(self, volume: Volume):
+        self._volume = volume
+        directory = volume.directory
+        self.places = Places() if directory is None else Places(f"{directory}/workspace", f"{directory}/tmp")
+
+    async def start(self, command: Command) -> Process:
+        if not command.keeps_state:
+            return _LocalProcess(await asyncio.to_thread(self._volume.start, command))
+        interpreter = self._volume.waiting_interpreter()
+        if interpreter is None:
+            interpreter = await asyncio.to_thread(self._volume.make_interpreter, command)
+        interpreter.begin((command.script or b"").decode())
+        return _Run(interpreter)
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        return await asyncio.to_thread(self._volume.read, path, max_bytes)
+
+    async def write(self, path: str, data: bytes) -> None:
+        await asyncio.to_thread(self._volume.write, path, data)
+
+    async def list(self, directory: str) -> list[FileStat]:
+        return self._volume.beneath(directory, self.places.data)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._volume.close)
+
+    def drop(self) -> None:
+        self._volume.close()
+
+
 class _LocalProcess(Process):
     """A cell's events come through one descriptor, so an event loop can wait for it as for any socket."""
 
@@ -33,7 +75,7 @@ class _LocalProcess(Process):
         self._cell = cell
         self.receipt = cell.receipt
 
-    async def read(self, timeout_s: float | None = None) -> Output | Exited | None:
+    async def read(self, timeout_s: float | None = None) -> Event | None:
         event = self._cell.read(0)
         if event is not None:
             return event
@@ -54,3 +96,24 @@ class _LocalProcess(Process):
 
     async def close(self) -> None:
         await asyncio.to_thread(self._cell.close)
+
+
+class _Run(_LocalProcess):
+    """One run in an interpreter that outlives it."""
+
+    def __init__(self, interpreter: Interpreter):
+        super().__init__(interpreter)
+        self._interpreter = interpreter
+
+    def kill(self) -> None:
+        if self._interpreter.is_running:
+            super().kill()
+
+    def interrupt(self) -> None:
+        if self._interpreter.is_running:
+            self._interpreter.interrupt()
+
+    async def close(self) -> None:
+        """Nobody will read the rest of a run that was left before its end: it goes, and its interpreter with it."""
+        if self._interpreter.is_running or self._interpreter.is_dead:
+            await super().close()

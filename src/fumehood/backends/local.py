@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from .base import Backend, Sandbox, SandboxSpec
 if TYPE_CHECKING:
     from ..engine.cell import Cell
     from ..engine.engine import Engine
+    from ..engine.volume import Volume
 
 _PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 
@@ -47,9 +49,27 @@ class LocalBackend(Backend):
         return self._loaded().check(settings.limits(), network=settings.network)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        from ._local_async import LocalSandbox  # importing asyncio costs more than a whole execution
+        from . import _local_async as driven  # importing asyncio costs more than a whole execution
 
-        return LocalSandbox(self.start_direct, spec)
+        if not spec.keeps:
+            return driven.LocalSandbox(self.start_direct, spec)
+        return await driven.keep(functools.partial(self._open_volume, spec))
+
+    def _open_volume(self, spec: SandboxSpec) -> Volume:
+        settings = self._settings
+        if spec.packages is None:
+            engine = self._loaded()
+        else:  # a module imported ahead could be another version of what is to be found there
+            from ..engine.engine import shared
+
+            engine = shared(settings.isolation, settings.require)
+        return engine.open_volume(
+            spec.limits,
+            network=spec.network,
+            datasets=spec.datasets,
+            packages=spec.packages,
+            progress=spec.progress,
+        )
 
     async def close(self) -> None:
         self.close_direct()

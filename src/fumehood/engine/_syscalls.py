@@ -136,6 +136,16 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def setns(namespace: int, kind: int) -> None:
+    _check(_libc.setns(namespace, kind), "setns")
+
+
+def set_file_ids(uid: int, gid: int) -> None:
+    """Whose the files are that this thread makes; if it did not take, making one is refused."""
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+
+
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
     result = _libc.mount(
         source.encode(),

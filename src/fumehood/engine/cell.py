@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..errors import SandboxLost
 from ..guest.wire import HEADER
-from ..types import Exited, Output, Reason, Receipt
+from ..types import Display, Exited, Output, Reason, Receipt
 from . import frames
 from .cgroups import Group
 from .flags import KILL_TREE
@@ -39,7 +39,7 @@ class Cell:
     while_it_runs: Callable[[], None] | None = None  # called once, if the program runs for longer than a moment
 
     def __init__(self) -> None:
-        stdin_read, self._stdin = os.pipe2(os.O_CLOEXEC)
+        stdin_read, self._stdin = self._make_input()
         self._stdout, stdout_write = os.pipe2(os.O_CLOEXEC)
         self._stderr, stderr_write = os.pipe2(os.O_CLOEXEC)
         self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,7 +51,7 @@ class Cell:
         self._sealed = True
         self._group: Group | None = None
         self._pending: memoryview | None = None
-        self._events: deque[Output | Exited] = deque()
+        self._events: deque[Output | Display | Exited] = deque()
         self._names: dict[int, Literal["stdout", "stderr"]] = {self._stdout: "stdout", self._stderr: "stderr"}
         self._epoll: select.epoll | None = None
         self._ended = False
@@ -62,6 +62,10 @@ class Cell:
         self._is_lost = False
         self._when_closed: list[Callable[[], None]] = []
         _open.add(self)
+
+    def _make_input(self) -> tuple[int, int]:
+        """(theirs, ours)"""
+        return os.pipe2(os.O_CLOEXEC)
 
     # --- birth, by the zygote's owner
 
@@ -110,7 +114,7 @@ class Cell:
         self._look_at = time.monotonic() + _LOOK_S
         self._write()
 
-    def read(self, timeout_s: float | None = None) -> Output | Exited | None:
+    def read(self, timeout_s: float | None = None) -> Output | Display | Exited | None:
         """The next event, or None if there is none in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         epoll = self._epoll or self._watch()
@@ -227,7 +231,12 @@ class Cell:
             self._failure = frames.parse_failure(frame)
         elif kind == frames.EXITED:
             self._exited(frames.parse_exit(frame))
+        else:
+            self._told(frame)
         return True
+
+    def _told(self, frame: bytes) -> None:
+        """For cells that say more than how they ended."""
 
     def _exited(self, end: frames.Exit) -> None:
         code = 128 + os.WTERMSIG(end.status) if os.WIFSIGNALED(end.status) else os.WEXITSTATUS(end.status)
@@ -247,15 +256,18 @@ class Cell:
 
     def _finish(self, exited: Exited) -> None:
         """What was written before the end is in the pipes; a daemon that holds them open must not make us wait."""
-        for fd in self._names:
-            for _ in range(_MAX_LEFT // _CHUNK):
-                if not self._read_stream(fd):
-                    break
+        self._read_rest()
         if self._is_lost:
             self._events.clear()
         else:
             self._events.append(exited)
         self._ended = True
+
+    def _read_rest(self) -> None:
+        for fd in self._names:
+            for _ in range(_MAX_LEFT // _CHUNK):
+                if not self._read_stream(fd):
+                    break
 
     def _read_stream(self, fd: int) -> bool:
         try:
@@ -282,9 +294,12 @@ class Cell:
         except BlockingIOError:
             self._pending = pending
             return
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             pass  # it does not want the rest
         self._pending = None
+        self._end_of_input()
+
+    def _end_of_input(self) -> None:
         self._close_stdin()
 
     def _close_stdin(self) -> None:

@@ -89,13 +89,16 @@ class Group:
             if "pids" in self.paths:
                 _write(f"{self.paths['pids']}/pids.max", str(wanted[1]))
             self._limits = wanted
+        self.count_from_here()
+
+    def count_from_here(self) -> None:
         self._counts = self._read_counts()
 
     def ran_out_of_memory(self) -> bool:
         return self._read_counts()[0] > self._counts[0]
 
     def hits(self) -> tuple[bool, bool]:
-        """Since `arm`: whether the kernel killed for memory, and whether it refused a process."""
+        """Since `arm` or `count_from_here`: whether the kernel killed for memory, and whether it refused a process."""
         kills, refusals = self._read_counts()
         return kills > self._counts[0], refusals > self._counts[1]
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from .cell import Cell
 from .diagnose import errno_name, fix_for
 from .frames import Failure
+from .order import program
 from .plan import Without
 from .root import Root
 from .zygotes import PreloadFailed, SetupFailed, ZygoteGone, close_all
 
+if TYPE_CHECKING:
+    from .lend import Progress
+    from .volume import Volume
+
 _READY_S = 15.0
 _ATTEMPTS = 3
+_KEEPS_GOING = "the engine's zygote keeps going away; see `fumehood doctor`, and try again"
 _DISPENSABLE = {"proc": "proc", "root_proc": "proc", "bound_kernel_objects": "bounds", "become": "become"}
 
 
@@ -48,11 +53,33 @@ class Engine:
                 if root is not None:
                     self._drop(network, root)
             except SetupFailed as error:
-                raise EngineFailed(
-                    f"a sandbox could not be made: {error.failure.step} failed with {errno_name(error.failure.errno)}; "
-                    f"{fix_for(error.failure.step, error.failure.errno)}"
-                ) from error
-        raise EngineFailed("the engine's zygote keeps going away; see `fumehood doctor`, and try again")
+                raise _not_made(error) from error
+        raise EngineFailed(_KEEPS_GOING)
+
+    def open_volume(
+        self,
+        limits: Limits,
+        *,
+        network: bool,
+        datasets: Sequence[tuple[str, str]] = (),
+        packages: str | None = None,
+        progress: Progress | None = None,
+    ) -> Volume:
+        """A place whose files, and one interpreter, outlive the programs that run there."""
+        from .volume import open_volume  # much that a single execution does without
+
+        for _ in range(_ATTEMPTS):
+            root = self._known(network)
+            if root is None:
+                self.check(limits, network=network)  # finds the level, by doing it
+                continue
+            try:
+                return open_volume(root, limits, datasets, packages, progress)
+            except ZygoteGone:
+                self._drop(network, root)
+            except SetupFailed as error:
+                raise _not_made(error) from error
+        raise EngineFailed(_KEEPS_GOING)
 
     def lease(self, limits: Limits, *, network: bool, step: int) -> None:
         """Tell that a user of this kind of sandbox has come (1) or gone (-1); with the last its waiting cells go."""
@@ -157,6 +184,14 @@ class Engine:
         )
 
 
+def _not_made(error: SetupFailed) -> EngineFailed:
+    failure = error.failure
+    return EngineFailed(
+        f"a sandbox could not be made: {failure.step} failed with {errno_name(failure.errno)}; "
+        f"{fix_for(failure.step, failure.errno)}"
+    )
+
+
 def _prove(
     level: Level,
     failure: Failure | None,
@@ -244,19 +279,8 @@ def _start(root: Root, command: Command, limits: Limits, warm_cells: int = 0) ->
             raise
         cell.when_closed(pool.done)
         cell.while_it_runs = pool.nudge
-    cell.feed(_program(command, root.environment_of(cell)), command.stdin)
+    cell.feed(program(command, root.environment_of(cell)), command.stdin)
     return cell
-
-
-def _program(command: Command, environment: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "argv": list(command.argv),
-        "script": command.script,
-        "inline": command.script is not None and command.argv[0] == "python",
-        "env": {**environment, **command.env},
-        "files": dict(command.files),
-        "cpu_s": max(1, math.ceil(command.cpu_s)) if command.cpu_s else 0,
-    }
 
 
 _engines: dict[tuple[str, str | None, tuple[str, ...]], Engine] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+FS = 0x00000200
 NEWNS = 0x00020000
 NEWCGROUP = 0x02000000
 NEWUTS = 0x04000000
@@ -12,3 +13,5 @@ NEWNET = 0x40000000
 CELL_NAMESPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS
 
 KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel
+TELL_USAGE = 43  # signals to the supervisor of a cell that serves many runs, from the host
+INTERRUPT = 44

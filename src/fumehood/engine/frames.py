@@ -13,9 +13,13 @@ IMPORTING = b"I"  # the zygote imports a module ahead; silence after it names th
 NOT_IMPORTED = b"N"
 UP = b"U"  # the zygote waits for orders
 PID = b"P"  # the zygote's pid, as the host sees it
+USAGE = b"S"  # what a cell that serves many runs has used so far
+COPIED = b"C"  # bytes of a dataset so far
+MADE = b"M"  # a volume, with a descriptor of its root; or what else was asked
 
 MAX_FRAME = 4096
 _EXIT = struct.Struct("<iQQB")
+_USAGE = struct.Struct("<QQ")
 _PID = struct.Struct("<I")
 
 DISK_FULL, MEMORY_KILL, PROCESSES_HIT, HAD_OTHERS = 1, 2, 4, 8
@@ -42,6 +46,15 @@ class Failure:
 
 def exited(status: int, cpu_ns: int, max_rss_bytes: int, flags: int) -> bytes:
     return EXITED + _EXIT.pack(status, cpu_ns, max_rss_bytes, flags)
+
+
+def usage(cpu_ns: int, max_rss_bytes: int) -> bytes:
+    return USAGE + _USAGE.pack(cpu_ns, max_rss_bytes)
+
+
+def parse_usage(frame: bytes) -> tuple[int, int]:
+    cpu_ns, max_rss_bytes = _USAGE.unpack(frame[1:])
+    return cpu_ns, max_rss_bytes
 
 
 def parse_exit(frame: bytes) -> Exit:
@@ -102,3 +115,12 @@ def pid(number: int) -> bytes:
 def parse_pid(frame: bytes) -> int:
     number: int = _PID.unpack(frame[1:])[0]
     return number
+
+
+def copied(name: str, size: int) -> bytes:
+    return COPIED + marshal.dumps((name, size))
+
+
+def parse_copied(frame: bytes) -> tuple[str, int]:
+    name, size = marshal.loads(frame[1:])
+    return str(name), int(size)

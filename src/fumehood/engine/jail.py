@@ -136,6 +136,10 @@ class Jail:
             if target:
                 sys_calls.mount(f"/mnt/{name}", target, None, sys_calls.MS_BIND)
 
+    def step_directories(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            os.mkdir(path, 0o700)
+
     def step_uncover(self, trees: Sequence[tuple[str, str]]) -> None:
         for source, target in trees:
             os.makedirs(target, 0o755, exist_ok=True)

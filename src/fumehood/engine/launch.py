@@ -9,13 +9,13 @@ import sys
 
 from ..errors import EngineFailed
 
-_BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.zygote import main; main()"
+_BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.{module} import main; main()"
 PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def boot(executable: str, home: str) -> list[str]:
+def boot(executable: str, home: str, module: str = "zygote") -> list[str]:
     """The command line of a zygote whose modules are found beneath `home`."""
-    return [executable, "-I", "-S", "-X", "utf8", "-c", _BOOT.format(home=home)]
+    return [executable, "-I", "-S", "-X", "utf8", "-c", _BOOT.format(home=home, module=module)]
 
 
 def host_executable() -> str:
@@ -25,14 +25,14 @@ def host_executable() -> str:
 class Launched:
     """An interpreter that waits on its socket for what it shall become. Its descriptors are the owner's to close."""
 
-    def __init__(self, executable: str):
+    def __init__(self, executable: str, module: str = "zygote"):
         self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)  # what it says on standard error
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
             self.pid = os.posix_spawn(
                 executable,
-                boot(executable, PACKAGE_HOME),
+                boot(executable, PACKAGE_HOME, module),
                 {},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),

@@ -21,10 +21,12 @@ _PRELOAD_BYTES, _PRELOAD_INODES = 64 * 1024 * 1024, 4096
 _COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc", "/var/tmp")
 _PARKED = "/run/trees"
 LINKS = "/run/bin"
+PACKAGES = "/run/packages"
+DATA, OUTPUT = f"{TMP}/data", f"{TMP}/output"
 ENGINE = "/run/engine"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_SKELETON_DIRECTORIES = ("/dev", SHM, "/etc", HOME, "/mnt", "/proc", LINKS, TMP, "/var", WORKSPACE)
+_SKELETON_DIRECTORIES = ("/dev", SHM, "/etc", HOME, "/mnt", "/proc", LINKS, PACKAGES, TMP, "/var", WORKSPACE)
 _SKELETON_LINKS = (
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
@@ -149,6 +151,11 @@ def plan_zygote(
     return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, own + build + own_places, uncovered)
 
 
+def plan_volume(zygote: ZygotePlan, limits: Limits) -> tuple[Step, ...]:
+    """What cells that share their files find in place, rather than each making its own."""
+    return (*_private_parts(zygote, limits), ("directories", (DATA, OUTPUT)))
+
+
 def plan_sealed_cell(
     caller: Caller,
     zygote: ZygotePlan,
@@ -158,16 +165,15 @@ def plan_sealed_cell(
     *,
     network: bool,
     counted: bool,
+    in_volume: bool = False,
 ) -> CellPlan:
     outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.drops else (caller.uid, caller.gid)
     steps: list[Step] = [
         ("map_ids", INSIDE_ID, *outside),
         ("unshare", NEWCGROUP),  # now that it is in its group: what lies above that stays unseen
         *(() if without.bounds else (("bound_kernel_objects", _KERNEL_OBJECTS),)),
-        ("private_tree", limits.disk_bytes, limits.inodes, _PRIVATE),
+        *(() if in_volume else _private_parts(zygote, limits)),
     ]
-    if zygote.uncovered:
-        steps.append(("uncover", zygote.uncovered))
     steps.append(("no_proc",) if without.proc else ("proc",))
     if not network:
         steps.append(("loopback",))
@@ -180,6 +186,11 @@ def plan_sealed_cell(
     ]
     flags = CELL_NAMESPACES if network else CELL_NAMESPACES | NEWNET
     return CellPlan(flags, tuple(steps), (), WORKSPACE, _PROGRAM, "/mnt")
+
+
+def _private_parts(zygote: ZygotePlan, limits: Limits) -> tuple[Step, ...]:
+    own: Step = ("private_tree", limits.disk_bytes, limits.inodes, _PRIVATE)
+    return (own, ("uncover", zygote.uncovered)) if zygote.uncovered else (own,)
 
 
 def plan_open_cell(

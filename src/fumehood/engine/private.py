@@ -29,6 +29,14 @@ def make(layout: Layout, owner: int | None) -> str:
     return directory
 
 
+def add_session_parts(directory: str, owner: int | None) -> None:
+    for name in ("data", "output"):
+        path = f"{directory}/tmp/{name}"
+        os.mkdir(path, 0o700)
+        if owner is not None:
+            os.chown(path, owner, owner)
+
+
 def remove(directory: str) -> None:
     """rmtree goes by directory descriptors and follows no link; what the program made unreadable is opened up."""
 

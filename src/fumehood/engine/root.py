@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import marshal
 import os
+from typing import TYPE_CHECKING
 
 from ..types import Level, Limits, Receipt
 from . import plan, receipt
@@ -16,6 +17,9 @@ from .launch import PACKAGE_HOME, boot, host_executable
 from .layout import discover
 from .pool import Pool
 from .zygotes import SetupFailed, Zygote
+
+if TYPE_CHECKING:
+    from .volume import Volume
 
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
@@ -43,12 +47,12 @@ class Root:
         self.layout = discover(host_executable())
         self._network = network
         self._failure = failure  # why no stronger level
-        self._caller = plan.Caller(os.geteuid(), os.getegid(), can_become=not self._without.become)
-        again = level == "sealed" and _is_within_reach(self.layout.executable, self._caller)
-        self._plan = plan.plan_zygote(
+        self.caller = plan.Caller(os.geteuid(), os.getegid(), can_become=not self._without.become)
+        again = level == "sealed" and _is_within_reach(self.layout.executable, self.caller)
+        self.plan = plan.plan_zygote(
             level,
             self.layout,
-            self._caller,
+            self.caller,
             resolv_conf=_resolv_conf() if network else "",
             package=f"{PACKAGE_HOME}/fumehood" if again else None,
             has_proc=not self._without.proc,
@@ -60,8 +64,8 @@ class Root:
         self._pools: dict[Limits, Pool] = {}
         self.zygote.become(
             {
-                "flags": self._plan.flags,
-                "steps": self._plan.steps,
+                "flags": self.plan.flags,
+                "steps": self.plan.steps,
                 "packages": self.layout.user_packages,
                 "preload": list(self.preload),
                 "env": self._environment(None) if level == "sealed" else {},
@@ -72,7 +76,7 @@ class Root:
         self._filter = _filter(level, network, counted=counted)  # while the root is built
         self.zygote.wait_up()
         self._landlock = self.zygote.landlock_abi if level == "confined" else 0
-        drops = self._caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
+        drops = self.caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
 
     def make_cell(self, limits: Limits, *, waits: bool = False) -> Cell:
@@ -80,7 +84,7 @@ class Root:
 
         One that `waits` has time to spare: it does ahead what else the first lines of a program would pay for.
         """
-        directory = None if self.level == "sealed" else self._private_directory()
+        directory = None if self.level == "sealed" else self.private_directory()
         group: Group | None = None
 
         def clear() -> None:
@@ -91,8 +95,9 @@ class Root:
                     group.clear()
                 private.remove(directory)
 
+        cell = Cell()
         try:
-            cell, group = self.zygote.make_cell(self._order_for(limits, directory, waits), limits)
+            group = self.zygote.make_cell(self._order_for(limits, directory, waits), limits, cell)
         except BaseException:
             clear()
             raise
@@ -100,6 +105,20 @@ class Root:
         cell.directory = directory
         cell.when_closed(clear)
         return cell
+
+    def make_cell_in(self, volume: Volume, cell: Cell) -> None:
+        """Like `make_cell`, with the volume's files and in its group."""
+        limits, directory = volume.limits, volume.directory
+        if directory is not None:
+            shown = (volume.packages,) if volume.packages is not None else ()
+            order = self._order(self._open_cell(limits, directory, shown), limits, directory)
+        else:
+            order = self._order(self._sealed_cell(limits, in_volume=True), limits, volume=volume.number)
+        self.zygote.make_cell(order, limits, cell, volume.group, is_shared=True)
+        cell.belong(
+            sealed=directory is None, group=volume.group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone
+        )
+        cell.directory = directory
 
     def pool(self, limits: Limits, maximum: int) -> Pool:
         """The one for these limits: they are built into a cell."""
@@ -123,7 +142,7 @@ class Root:
         """What its program finds beyond what the zygote has already."""
         return {} if cell.directory is None else self._environment(cell.directory)
 
-    def _private_directory(self) -> str:
+    def private_directory(self) -> str:
         from . import private  # tempfile and shutil would cost every sealed first call
 
         try:
@@ -138,18 +157,21 @@ class Root:
             return self._order(self._open_cell(limits, directory), limits, directory)
         known = self._orders.get((limits, waits))
         if known is None:
-            assert self._filter is not None
-            cell = plan.plan_sealed_cell(
-                self._caller,
-                self._plan,
-                limits,
-                self._filter,
-                self._without,
-                network=self._network,
-                counted=self.zygote.groups.counts("pids"),
-            )
-            known = self._orders[limits, waits] = self._order(cell, limits, waits=waits)
+            known = self._orders[limits, waits] = self._order(self._sealed_cell(limits), limits, waits=waits)
         return known
+
+    def _sealed_cell(self, limits: Limits, *, in_volume: bool = False) -> plan.CellPlan:
+        assert self._filter is not None
+        return plan.plan_sealed_cell(
+            self.caller,
+            self.plan,
+            limits,
+            self._filter,
+            self._without,
+            network=self._network,
+            counted=self.zygote.groups.counts("pids"),
+            in_volume=in_volume,
+        )
 
     def _environment(self, directory: str | None) -> dict[str, str]:
         if directory is None:
@@ -165,8 +187,8 @@ class Root:
                 seccomp=self.level != "process",
                 landlock=self._landlock,
                 own_proc=not self._without.proc,
-                became_unprivileged=self._caller.drops and (self.level == "sealed" or self.owner is not None),
-                is_root=self._caller.is_root,
+                became_unprivileged=self.caller.drops and (self.level == "sealed" or self.owner is not None),
+                is_root=self.caller.is_root,
                 groups=self.zygote.groups.home,
                 failure=self._failure,
                 fix=fix_for(self._failure.step, self._failure.errno) if self._failure is not None else None,
@@ -174,25 +196,32 @@ class Root:
             known = self._receipts[limits] = receipt.write(enforced, limits)
         return known
 
-    def _open_cell(self, limits: Limits, directory: str) -> plan.CellPlan:
+    def _open_cell(self, limits: Limits, directory: str, shown: tuple[str, ...] = ()) -> plan.CellPlan:
         return plan.plan_open_cell(
             self.level,
-            self._caller,
+            self.caller,
             limits,
             directory,
             seccomp=self._filter,
-            readable=(*self.layout.trees, *self.layout.devices, *_READABLE),
+            readable=(*self.layout.trees, *self.layout.devices, *_READABLE, *shown),
             drop_root=self.owner is not None,
             landlock=bool(self._landlock),
-            others=None if self.zygote.groups.counts("pids") else _tasks_of(self.owner or self._caller.uid),
+            others=None if self.zygote.groups.counts("pids") else _tasks_of(self.owner or self.caller.uid),
         )
 
     def _order(
-        self, cell: plan.CellPlan, limits: Limits, directory: str | None = None, *, waits: bool = False
+        self,
+        cell: plan.CellPlan,
+        limits: Limits,
+        directory: str | None = None,
+        *,
+        waits: bool = False,
+        volume: int | None = None,
     ) -> bytes:
         return marshal.dumps(
             {
                 "flags": cell.flags,
+                "volume": volume,
                 "groups": self.zygote.groups.version,
                 "cell_steps": cell.cell_steps,
                 "program_steps": cell.program_steps,

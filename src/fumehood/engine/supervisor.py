@@ -13,14 +13,14 @@ import time
 
 from ..guest.wire import DONE
 from . import frames
-from .flags import KILL_TREE
+from .flags import INTERRUPT, KILL_TREE, TELL_USAGE
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from typing import Any
 
 _EXIT_CODES = {number: code for code, number in DONE.items()}
-WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE})
+WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE, TELL_USAGE, INTERRUPT})
 _SI_USER = 0  # sent by kill(2); sigqueue and timers cannot claim it
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 0.02
@@ -71,6 +71,11 @@ class Supervisor:
                 if not self._sealed:
                     os.kill(self._child, signal.SIGKILL)
                     return self._report(signal.SIGKILL, None)
+            elif info.si_signo == TELL_USAGE:
+                if info.si_pid != self._child:
+                    os.write(self._control, frames.usage(*_usage(self._child, None)))
+            elif info.si_signo == INTERRUPT:
+                self._interrupt()
             elif info.si_code == _SI_USER and info.si_pid == self._child:
                 return self._report(_EXIT_CODES[info.si_signo] << 8, None)
 
@@ -84,6 +89,13 @@ class Supervisor:
                 return None
             if pid == self._child:
                 return status, usage
+
+    def _interrupt(self) -> None:
+        """The program may go on afterwards; what it has started may not."""
+        for pid in self._tree():
+            if pid != self._child:
+                _send(pid, signal.SIGKILL)
+        _send(self._child, signal.SIGINT)
 
     def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
         if status and self._disk and _is_full(self._disk):

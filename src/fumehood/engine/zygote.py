@@ -19,10 +19,10 @@ import select
 import site
 import sys
 
-from ..guest import runner
+from ..guest import runner, worker
 from . import _syscalls as sys_calls
 from . import frames
-from .flags import NEWNET
+from .flags import FS, NEWNET, NEWNS
 from .jail import Jail, StepFailed, program_may_be_seen
 from .supervisor import WATCHED, Supervisor
 
@@ -34,7 +34,7 @@ BLOCKED = WATCHED | {signal.SIGINT}
 _CONTROL, _HOST = 3, 4
 _INSIDE = "inside"
 _MAX_ORDER = 1 << 18
-_MAX_FDS = 8  # the program's three streams, the cell's socket to the host, the doors of its control group
+_MAX_FDS = 8  # a program's three streams, its cell's socket to the host, the doors of its control group
 _NO_BIRTH_INTO_GROUP = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.E2BIG)
 
 
@@ -136,6 +136,7 @@ def _forget_ourselves() -> None:
 
 def _serve(control: socket.socket) -> NoReturn:
     network = _Network()
+    volumes = _Volumes()
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(_HOST, select.POLLIN)
@@ -153,7 +154,15 @@ def _serve(control: socket.socket) -> NoReturn:
         if not data:
             os._exit(0)
         number, content = frames.parse_answer(data)
-        _make_cell(control, number, network.use(marshal.loads(content)), fds)
+        order = marshal.loads(content)
+        if "make_volume" in order:
+            volumes.make(control, number, order, fds)
+        elif "drop_volume" in order:
+            volumes.drop(control, number, order["drop_volume"])
+        else:
+            volumes.enter(order["volume"])
+            _make_cell(control, number, network.use(order), fds)
+            volumes.leave(order["volume"])
         for fd in fds:
             os.close(fd)
         if served > 1:
@@ -193,6 +202,68 @@ class _Network:
         return order
 
 
+class _Volumes:
+    """Files that outlive cells: each volume is a mount namespace of its own, kept by a descriptor.
+
+    The zygote enters it and the cell is born there. So a cell finds the files of its own volume and of no other.
+    """
+
+    def __init__(self) -> None:
+        self._home = -1
+        self._kept: dict[int, int] = {}
+
+    def make(self, control: socket.socket, number: int, order: dict[str, Any], trees: list[int]) -> None:
+        try:
+            if self._home < 0:
+                worker.import_ahead()
+                _settle_memory()
+                sys_calls.unshare(FS)  # libraries imported ahead may have started threads, with whom it would be shared
+                self._home = _own_mounts()
+            root = self._build(order, trees)
+        except StepFailed as failure:
+            answer = frames.failed(failure.step, failure.errno, failure.detail)
+        except OSError as error:
+            answer = frames.failed("volume", error.errno or 0, str(error))
+        else:
+            self._kept[order["make_volume"]] = _own_mounts()
+            _send_with(control, frames.answer(number, frames.MADE), root)
+            os.close(root)
+            answer = b""
+        if self._home >= 0:
+            sys_calls.setns(self._home, NEWNS)
+        if answer:
+            control.send(frames.answer(number, answer))
+
+    def _build(self, order: dict[str, Any], trees: list[int]) -> int:
+        sys_calls.unshare(NEWNS)
+        Jail().apply(order["steps"])
+        for tree, target in zip(trees, order["targets"], strict=True):
+            sys_calls.move_mount(tree, target)
+        return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def drop(self, control: socket.socket, number: int, volume: int) -> None:
+        kept = self._kept.pop(volume, None)
+        if kept is not None:
+            os.close(kept)
+        control.send(frames.answer(number, frames.MADE))
+
+    def enter(self, volume: int | None) -> None:
+        if volume is not None:
+            sys_calls.setns(self._kept[volume], NEWNS)
+
+    def leave(self, volume: int | None) -> None:
+        if volume is not None:
+            sys_calls.setns(self._home, NEWNS)
+
+
+def _own_mounts() -> int:
+    return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _send_with(control: socket.socket, frame: bytes, fd: int) -> None:
+    control.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+
+
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     data, ancillary, _, _ = control.recvmsg(_MAX_ORDER, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
@@ -223,9 +294,7 @@ def _make_cell(control: socket.socket, number: int, order: dict[str, Any], fds: 
         control.send(frames.answer(number, frames.failed("clone", error.errno or 0, str(error))))
         return
     if pid:
-        control.sendmsg(
-            [frames.answer(number, frames.BORN)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))]
-        )
+        _send_with(control, frames.answer(number, frames.BORN), pidfd)
         os.close(pidfd)
         return
     status = 1

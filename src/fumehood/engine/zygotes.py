@@ -104,22 +104,42 @@ class Zygote:
             elif not kind:
                 raise EngineFailed(f"the zygote ended while starting{self._said()}")
 
-    def make_cell(self, order: bytes, limits: Limits) -> tuple[Cell, Group | None]:
-        """A cell that has been born; its setup goes on while the caller does."""
-        cell = Cell()
+    def take_group(self, limits: Limits) -> Group | None:
+        """One for a volume, whose cells share it until its owner clears it."""
+        with self._lock:
+            group = self.groups.free()
+            if group is not None:
+                group.arm(limits)
+                group.hold()
+            return group
+
+    def make_volume(self, order: dict[str, Any], trees: list[int]) -> int:
+        """A descriptor of its root. `trees` are detached mounts to be attached there."""
+        fds = self._ask(order, trees)
+        if not fds:
+            raise ZygoteGone("no volume")
+        return fds[0]
+
+    def drop_volume(self, number: int) -> None:
+        self._ask({"drop_volume": number}, [])
+
+    def make_cell(
+        self, order: bytes, limits: Limits, cell: Cell, shared: Group | None = None, *, is_shared: bool = False
+    ) -> Group | None:
+        """Have `cell` born; its setup goes on while the caller does. `shared`: the group of its volume."""
         try:
             with self._lock:
-                group = self.groups.free()
+                group = shared if is_shared else self.groups.free()
                 if group is not None:
                     group.arm(limits)
                     group.hold()
                 self._orders += 1
-                self._unanswered[self._orders] = group
+                self._unanswered[self._orders] = None if is_shared else group
                 doors = group.doors if group is not None else []
                 cell.hand_over_ends(self._socket, frames.order(self._orders, order), doors)
                 pidfd = self._wait_born(self._orders)
                 cell.born(pidfd)
-                if group is not None:
+                if group is not None and not is_shared:
                     group.occupy(os.dup(pidfd), until_cleared=not self._seals)
         except (OSError, TimeoutError) as error:
             cell.close()
@@ -127,7 +147,7 @@ class Zygote:
         except BaseException:
             cell.close()
             raise
-        return cell, group
+        return group
 
     def is_gone(self) -> bool:
         """Whether it has ended, or is about to: its cells go first."""
@@ -165,28 +185,43 @@ class Zygote:
 
     # --- inside
 
+    def _ask(self, order: dict[str, Any], fds: list[int]) -> list[int]:
+        try:
+            with self._lock:
+                self._orders += 1
+                socket.send_fds(self._socket, [frames.order(self._orders, marshal.dumps(order))], fds)
+                return self._wait_answer(self._orders)
+        except (OSError, TimeoutError) as error:
+            raise ZygoteGone(str(error)) from error
+
     def _wait_born(self, order: int) -> int:
+        fds = self._wait_answer(order)
+        if not fds:
+            raise ConnectionResetError("the zygote went away")
+        return fds[0]
+
+    def _wait_answer(self, order: int) -> list[int]:
         while True:
             data, fds, _, _ = socket.recv_fds(self._socket, frames.MAX_FRAME, 1)
             number, frame = frames.parse_answer(data)
+            if not data:
+                raise ConnectionResetError("the zygote went away")
             group = self._unanswered.pop(number, None)
-            if number != order and data:
+            if number != order:
                 self._bury(group, fds)
                 continue
             if frame[:1] == frames.FAILED:
                 if group is not None:
                     group.clear()
                 raise SetupFailed(frames.parse_failure(frame))
-            if not fds:
-                raise ConnectionResetError("the zygote went away")
-            return fds[0]
+            return fds
 
     def _bury(self, group: Group | None, fds: list[int]) -> None:
-        """A cell whose caller was interrupted before it was born."""
+        """A cell, or a volume, whose caller was interrupted before it was made."""
         for pidfd in fds:
             try:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            except ProcessLookupError:
+            except OSError:
                 pass
             if group is not None:
                 group.occupy(os.dup(pidfd), until_cleared=False)

@@ -17,6 +17,7 @@ import sys
 import time
 import types
 
+from . import worker
 from .wire import DONE, HEADER
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
@@ -57,6 +58,9 @@ def run(supervisor: int, workspace: str, directory: str, flush_c: Callable[[], N
         order: dict[str, Any] = marshal.loads(body)
         del body
         _settle(order, workspace)
+        if order["serves"]:
+            sys.path.insert(0, os.getcwd())
+            worker.serve(0, 0, flush_c)
         path = _keep(order, directory)
         argv: list[str] = order["argv"]
         if path is not None and order["inline"]:

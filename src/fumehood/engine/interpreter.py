@@ -1,0 +1,175 @@
+"""The host's end of a cell whose interpreter serves one run after another and keeps its variables.
+
+Requests and what a run shows go over a socket that is the cell's standard input; what it prints comes by its pipes.
+Everything on that socket is the program's word: frames are bounded, of one shape, and decide nothing but this run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from ..guest.wire import FRAME, MAX_FRAME
+from ..types import Display, Exited
+from . import frames
+from .cell import Cell
+from .flags import INTERRUPT, TELL_USAGE
+
+_LOOK_S = 0.05
+_ENDING_S = 0.5
+_CHUNK = 1 << 18
+_MAX_DISPLAYS = 1000
+_MAX_FORMS = 32
+
+
+class Interpreter(Cell):
+    """Runs one request at a time: `begin`, then `read` until `Exited`. Dead when `is_dead`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run = 0
+        self.is_running = False
+        self._received = bytearray()
+        self._unsent = b""
+        self._displays = 0
+        self._done: tuple[int, bool] | None = None
+        self._cpu_ns = 0
+        self._kill_at = float("inf")
+
+    def _make_input(self) -> tuple[int, int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return theirs.detach(), ours.detach()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._ended or self._control.fileno() < 0
+
+    def begin(self, code: str) -> None:
+        if self._group is not None:
+            self._group.count_from_here()
+        self._run += 1
+        self.is_running, self._displays, self._done = True, 0, None
+        self._look_at = time.monotonic() + _LOOK_S
+        body = json.dumps({"op": "run", "id": self._run, "code": code}).encode()
+        self._unsent += FRAME.pack(len(body)) + body
+        self._send()
+
+    def interrupt(self) -> None:
+        """Ask it to stop and stay; what it has started is killed."""
+        self._signal(INTERRUPT)
+
+    # --- inside
+
+    def _end_of_input(self) -> None:
+        """The order has gone; from now on it is a channel both ways."""
+        if self._epoll is not None:
+            self._epoll.modify(self._stdin, select.EPOLLIN)
+
+    def _watch(self) -> select.epoll:
+        epoll = super()._watch()
+        if self._pending is None and self._stdin >= 0:
+            epoll.register(self._stdin, select.EPOLLIN)
+        return epoll
+
+    def _look(self, now: float) -> None:
+        """Who ran out of memory is dead already; the interpreter, if it lives, keeps what it has."""
+        self._look_at = now + _LOOK_S
+        if now >= self._kill_at:
+            self.kill()
+
+    def _signal(self, number: int) -> None:
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except (ProcessLookupError, OSError):
+            pass
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._stdin, self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = b""  # it is gone, which its supervisor will tell
+        self._listen(select.EPOLLIN | select.EPOLLOUT if self._unsent else select.EPOLLIN)
+
+    def _listen(self, events: int) -> None:
+        if self._epoll is not None and self._stdin >= 0:
+            self._epoll.modify(self._stdin, events)
+
+    def _take(self, ready: list[int]) -> None:
+        channel = self._stdin
+        if channel in ready and self._pending is None:
+            if self._unsent:
+                self._send()
+            self._hear()
+            ready = [fd for fd in ready if fd != channel]
+        super()._take(ready)
+
+    def _hear(self) -> None:
+        try:
+            data = os.read(self._stdin, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:  # it ends; or it closed the channel, and then it is of no use any more
+            self._close_stdin()
+            self._kill_at = time.monotonic() + _ENDING_S
+            return
+        self._received += data
+        while len(self._received) >= FRAME.size:
+            (size,) = FRAME.unpack_from(self._received)
+            if size > MAX_FRAME:
+                self._received.clear()
+                self._close_stdin()
+                self.kill()
+                return
+            if len(self._received) < FRAME.size + size:
+                return
+            body = bytes(self._received[FRAME.size : FRAME.size + size])
+            del self._received[: FRAME.size + size]
+            self._handle(_parsed(body))
+
+    def _handle(self, frame: dict[str, Any]) -> None:
+        if frame.get("id") != self._run or not self.is_running or self._done is not None:
+            return  # from a run that is over
+        if frame.get("event") == "display" and self._displays < _MAX_DISPLAYS:
+            data = frame.get("data")
+            if isinstance(data, dict) and 0 < len(data) <= _MAX_FORMS:
+                self._displays += 1
+                self._read_rest()  # what it printed before comes before
+                self._events.append(Display(data))
+        elif frame.get("event") == "done":
+            code = frame.get("exit_code")
+            self._done = (code if type(code) is int and 0 <= code <= 255 else 1, frame.get("interrupted") is True)
+            self._signal(TELL_USAGE)
+
+    def _told(self, frame: bytes) -> None:
+        if frame[:1] != frames.USAGE or self._done is None or not self.is_running:
+            return
+        cpu_ns, max_rss_bytes = frames.parse_usage(frame)
+        code, _ = self._done
+        self._read_rest()
+        reason = self._reason(killed=False, flags=0) if code else "ok"
+        used_s = max(0, cpu_ns - self._cpu_ns) / 1e9
+        self._cpu_ns = cpu_ns
+        self.is_running = False
+        self._events.append(Exited(code, reason, used_s, max_rss_bytes))
+
+    def _finish(self, exited: Exited) -> None:
+        cpu_s = max(0.0, exited.cpu_s - self._cpu_ns / 1e9)
+        super()._finish(exited._replace(cpu_s=cpu_s, state_lost=True))
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        frame = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return frame if isinstance(frame, dict) else {}

@@ -1,0 +1,203 @@
+"""What the programs of one session share: their files, their limits, and an interpreter that keeps its variables."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import SandboxLost
+from ..types import Command, FileStat, Limits
+from . import lend, plan, private
+from .cell import Cell
+from .cgroups import Group
+from .files import Files
+from .interpreter import Interpreter
+from .order import program
+from .zygotes import ZygoteGone
+
+if TYPE_CHECKING:
+    from .root import Root
+
+_INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
+_numbers = itertools.count(1)
+
+
+def open_volume(
+    root: Root,
+    limits: Limits,
+    datasets: Sequence[tuple[str, str]],
+    packages: str | None,
+    progress: lend.Progress | None,
+) -> Volume:
+    group = root.zygote.take_group(limits)
+    try:
+        make = _sealed if root.level == "sealed" else _open
+        return make(root, limits, group, datasets, packages, progress)
+    except BaseException:
+        if group is not None:
+            group.clear()
+        raise
+
+
+def _sealed(
+    root: Root,
+    limits: Limits,
+    group: Group | None,
+    datasets: Sequence[tuple[str, str]],
+    packages: str | None,
+    progress: lend.Progress | None,
+) -> Volume:
+    owner = plan.UNPRIVILEGED_ID if root.caller.drops else None
+    trees = lend.lend(datasets, packages, reader=owner, disk_bytes=limits.disk_bytes, progress=progress)
+    number = next(_numbers)
+    order = {
+        "make_volume": number,
+        "steps": plan.plan_volume(root.plan, limits),
+        "targets": [*([plan.DATA] if datasets else []), *([plan.PACKAGES] if packages is not None else [])],
+    }
+    try:
+        top = root.zygote.make_volume(order, trees)
+    finally:
+        for tree in trees:
+            os.close(tree)
+    return Volume(
+        root,
+        limits,
+        Files(top, _INSIDE, owner=owner, owner_makes=True),
+        group,
+        number=number,
+        packages=plan.PACKAGES if packages is not None else None,
+        remove=functools.partial(_drop, root, number),
+    )
+
+
+def _drop(root: Root, number: int) -> None:
+    try:
+        root.zygote.drop_volume(number)
+    except ZygoteGone:
+        pass  # and all its volumes with it
+
+
+def _open(
+    root: Root,
+    limits: Limits,
+    group: Group | None,
+    datasets: Sequence[tuple[str, str]],
+    packages: str | None,
+    progress: lend.Progress | None,
+) -> Volume:
+    """Without a root of its own: the paths are real ones, and what would be lent is copied."""
+    directory = root.private_directory()
+    try:
+        private.add_session_parts(directory, root.owner)
+        for name, path in datasets:
+            lend.copy(path, f"{directory}/tmp/data/{name}", name, root.owner, progress)
+        top = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except BaseException:
+        private.remove(directory)
+        raise
+    prefixes = {f"{directory}/{name}": name for name in ("workspace", "tmp")}
+    return Volume(
+        root,
+        limits,
+        Files(top, prefixes | _INSIDE, owner=root.owner),
+        group,
+        directory=directory,
+        packages=packages,
+        remove=functools.partial(private.remove, directory),
+    )
+
+
+class Volume:
+    def __init__(
+        self,
+        root: Root,
+        limits: Limits,
+        files: Files,
+        group: Group | None,
+        *,
+        number: int | None = None,
+        directory: str | None = None,
+        packages: str | None = None,
+        remove: Callable[[], None],
+    ):
+        self._root = root
+        self.limits = limits
+        self.group = group
+        self.number = number  # the zygote's name for it, at level sealed
+        self.directory = directory  # where its files are, at the other levels
+        self._files = files
+        self.packages = packages
+        self._remove = remove
+        self._cells: set[Cell] = set()
+        self._interpreter: Interpreter | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self, command: Command) -> Cell:
+        """A command beside the interpreter, in a cell of its own."""
+        return self._begin(Cell(), command)
+
+    def waiting_interpreter(self) -> Interpreter | None:
+        interpreter = self._interpreter
+        return None if interpreter is None or interpreter.is_dead else interpreter
+
+    def make_interpreter(self, command: Command) -> Interpreter:
+        """In place of one that died, if there was one."""
+        if self._interpreter is not None:
+            self._forget(self._interpreter)
+        interpreter = Interpreter()
+        self._begin(interpreter, command._replace(argv=("python",), script=None, stdin=b""))
+        self._interpreter = interpreter
+        return interpreter
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        return self._files.read(path, max_bytes)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._files.write(path, data)
+
+    def beneath(self, path: str, leave_out: str) -> list[FileStat]:
+        return self._files.beneath(path, leave_out=leave_out)
+
+    def close(self) -> None:
+        with self._lock:
+            closed, self._closed = self._closed, True
+            cells = list(self._cells)
+        if closed:
+            return
+        for cell in cells:
+            cell.kill()
+        for cell in cells:
+            self._forget(cell)
+        self._files.close()
+        if self.group is not None:
+            self.group.clear()
+        self._remove()
+
+    def _begin(self, cell: Cell, command: Command) -> Cell:
+        if self._closed:
+            cell.close()
+            raise SandboxLost("the sandbox is closed")
+        try:
+            self._root.make_cell_in(self, cell)
+        except ZygoteGone:
+            raise SandboxLost("the sandbox went away with its zygote, and its files with it; start anew") from None
+        with self._lock:
+            self._cells.add(cell)
+        environment = self._root.environment_of(cell)
+        if self.packages is not None:
+            own = command.env.get("PYTHONPATH")
+            environment["PYTHONPATH"] = f"{self.packages}:{own}" if own else self.packages
+            command = command._replace(env={k: v for k, v in command.env.items() if k != "PYTHONPATH"})
+        cell.when_closed(lambda: self._cells.discard(cell))
+        cell.feed(program(command, environment, serves=isinstance(cell, Interpreter)), command.stdin)
+        return cell
+
+    def _forget(self, cell: Cell) -> None:
+        cell.close()
+        self._cells.discard(cell)

@@ -1,0 +1,159 @@
+"""The host in a tree that hostile code writes to: every path stays inside, and every failure has its name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from fumehood.engine.files import Files
+from fumehood.errors import FileError
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("workspace", "tmp", "tmp/data"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    (tmp_path / "secret").write_text("of the host")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def files(tree):
+    files = Files(os.open(tree, os.O_PATH | os.O_DIRECTORY), {"/workspace": "workspace", "/tmp": "tmp"})
+    yield files
+    files.close()
+
+
+def kind_of(call, *args):
+    with pytest.raises(FileError) as caught:
+        call(*args)
+    assert str(caught.value)
+    return caught.value.kind
+
+
+def test_what_was_written_is_read(files, tree):
+    files.write("/workspace/a/b/c.txt", b"\0\xff text")
+    assert files.read("/workspace/a/b/c.txt", 100) == b"\0\xff text"
+    assert (tree / "workspace/a/b/c.txt").stat().st_mode & 0o777 == 0o600
+    files.write("/workspace/a/b/c.txt", b"")
+    assert files.read("/workspace/a/b/c.txt", 0) == b""
+
+
+def test_a_write_leaves_nothing_beside_the_file(files, tree):
+    files.write("/tmp/x", b"1")
+    (tree / "tmp/d").mkdir()
+    assert kind_of(files.write, "/tmp/d", b"2") == "directory"
+    assert sorted(os.listdir(tree / "tmp")) == ["d", "data", "x"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "/workspaces/x", "workspace/x", "", "/", "/tmp/../secret", "/tmp/a/../../x"]
+)
+def test_a_path_outside_is_refused(files, path):
+    assert kind_of(files.read, path, 10) == "invalid"
+    assert kind_of(files.write, path, b"x") == "invalid"
+
+
+def test_no_link_is_followed(files, tree):
+    (tree / "workspace/link").symlink_to("../../secret")
+    (tree / "workspace/up").symlink_to("../..")
+    (tree / "workspace/root").symlink_to("/")
+    (tree / "workspace/proc").symlink_to("/proc/self/root/etc")
+    assert kind_of(files.read, "/workspace/link", 100) == "special"
+    for path in ("/workspace/up/secret", "/workspace/root/etc/passwd", "/workspace/proc/passwd"):
+        assert kind_of(files.read, path, 100) == "special"
+        assert kind_of(files.write, path, b"x") == "special"
+    assert (tree.parent / "secret").read_text() == "of the host"
+
+
+def test_writing_over_a_link_replaces_the_link(files, tree):
+    (tree / "tmp/out").symlink_to("../../secret")
+    files.write("/tmp/out", b"new")
+    assert not (tree / "tmp/out").is_symlink()
+    assert (tree.parent / "secret").read_text() == "of the host"
+
+
+def test_only_regular_files_are_read(files, tree):
+    os.mkfifo(tree / "tmp/fifo")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tree / "tmp/socket"))
+        assert kind_of(files.read, "/tmp/fifo", 10) == "special"
+        assert kind_of(files.read, "/tmp/socket", 10) == "special"
+        assert kind_of(files.read, "/tmp/data", 10) == "directory"
+        assert kind_of(files.read, "/tmp/none", 10) == "missing"
+        assert kind_of(files.read, "/tmp/none/none", 10) == "missing"
+
+
+def test_no_more_is_read_than_allowed(files):
+    files.write("/tmp/x", b"12345")
+    assert files.read("/tmp/x", 5) == b"12345"
+    assert kind_of(files.read, "/tmp/x", 4) == "too_large"
+
+
+def test_a_name_too_long_is_invalid(files):
+    assert kind_of(files.write, "/tmp/" + "n" * 256, b"") == "invalid"
+
+
+def test_a_listing_has_regular_files_and_passes_over_the_rest(files, tree):
+    files.write("/tmp/a", b"1")
+    files.write("/tmp/deep/er/b", b"22")
+    files.write("/tmp/data/set.csv", b"333")
+    (tree / "tmp/link").symlink_to("a")
+    (tree / "tmp/updir").symlink_to("../workspace")
+    os.mkfifo(tree / "tmp/fifo")
+    (tree / "tmp/new\nline").write_text("")
+    open(os.fsencode(tree) + b"/tmp/\xff", "wb").close()
+    assert sorted((stat.path, stat.size) for stat in files.beneath("/tmp", leave_out="/tmp/data")) == [
+        ("/tmp/a", 1),
+        ("/tmp/deep/er/b", 2),
+    ]
+    assert files.beneath("/workspace/none") == []
+
+
+def test_a_change_that_hides_its_time_changes_the_version(files, tree):
+    files.write("/tmp/a", b"1")
+    before = files.beneath("/tmp")
+    os.utime(tree / "tmp/a", ns=(1, 1))
+    time.sleep(0.02)
+    (tree / "tmp/a").write_text("2")
+    os.utime(tree / "tmp/a", ns=(1, 1))
+    assert files.beneath("/tmp") != before
+
+
+def test_a_tree_that_is_swapped_while_it_is_read_never_leads_outside(files, tree):
+    """The program renames a directory and puts a link in its place, again and again."""
+    (tree / "workspace/d").mkdir()
+    (tree / "workspace/d/secret").write_text("inside")
+    (tree / "workspace/l").symlink_to("../..")
+    stop = threading.Event()
+
+    def swap():
+        while not stop.is_set():
+            for old, new in (("d", "x"), ("l", "d"), ("d", "l"), ("x", "d")):
+                os.rename(tree / "workspace" / old, tree / "workspace" / new)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    seen = set()
+    try:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            try:
+                seen.add(files.read("/workspace/d/secret", 100))
+            except FileError as error:
+                seen.add(error.kind)
+    finally:
+        stop.set()
+        thread.join()
+    assert b"of the host" not in seen
+    assert b"inside" in seen
+
+
+def test_a_closed_tree_says_so(files):
+    files.close()
+    files.close()
+    assert kind_of(files.read, "/tmp/x", 1) == "missing"

@@ -1,0 +1,377 @@
+"""What the programs of one session share, on the real kernel: files, limits, an interpreter; and what they do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import struct
+import time
+
+import pytest
+
+from fumehood.engine.engine import Engine, shared
+from fumehood.engine.volume import Volume
+from fumehood.errors import BadArgument, FileError, IsolationUnavailable, SandboxLost
+from fumehood.types import Command, Display, Exited, Limits, Output
+
+LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=16 << 20, inodes=512)
+
+
+@pytest.fixture(params=["sealed", "confined", "process"])
+def engine(request) -> Engine:
+    engine = shared(request.param, None)
+    try:
+        engine.check(LIMITS, network=False)
+    except IsolationUnavailable as error:
+        pytest.skip(str(error))
+    engine.level = request.param
+    return engine
+
+
+@pytest.fixture
+def sealed() -> Engine:
+    try:
+        engine = shared("sealed", "sealed")
+        engine.check(LIMITS, network=False)
+    except IsolationUnavailable as error:
+        pytest.skip(str(error))
+    return engine
+
+
+@pytest.fixture
+def opened():
+    volumes: list[Volume] = []
+
+    def open_one(engine: Engine, limits: Limits = LIMITS, **named) -> Volume:
+        volumes.append(engine.open_volume(limits, network=False, **named))
+        return volumes[-1]
+
+    yield open_one
+    for volume in volumes:
+        volume.close()
+
+
+def ended(cell) -> tuple[str, str, list[dict], Exited]:
+    texts = {"stdout": b"", "stderr": b""}
+    shown = []
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        event = cell.read(5)
+        if isinstance(event, Output):
+            texts[event.stream] += event.data
+        elif isinstance(event, Display):
+            shown.append(dict(event.data))
+        elif isinstance(event, Exited):
+            return texts["stdout"].decode(), texts["stderr"].decode(), shown, event
+    raise AssertionError("it did not end")
+
+
+def command(volume: Volume, *argv: str, stdin: bytes = b"") -> tuple[str, str, Exited]:
+    cell = volume.start(Command(argv, stdin=stdin))
+    try:
+        out, err, _, exited = ended(cell)
+    finally:
+        cell.close()
+    return out, err, exited
+
+
+def run(volume: Volume, code: str):
+    interpreter = volume.waiting_interpreter() or volume.make_interpreter(Command(("python",), keeps_state=True))
+    interpreter.begin(code)
+    return ended(interpreter)
+
+
+def text(shown: list[dict]) -> list[str]:
+    return [bundle["text/plain"] for bundle in shown]
+
+
+def test_files_and_variables_stay(engine, opened):
+    volume = opened(engine)
+    assert text(run(volume, "open('a.txt', 'w').write('one'); x = 41")[2]) == []
+    out, err, exited = command(volume, "sh", "-c", "cat a.txt; echo two > b.txt")
+    assert (out, err, exited.exit_code) == ("one", "", 0)
+    assert text(run(volume, "x + 1, open('b.txt').read()")[2]) == ["(42, 'two\\n')"]
+    assert volume.read("/workspace/b.txt", 100) == b"two\n"
+    volume.write("/workspace/new/c.txt", b"three")
+    assert command(volume, "cat", "new/c.txt")[0] == "three"
+    out, err, _ = command(volume, "python", "-c", "open('new/c.txt', 'a').write('!'); print(open('new/c.txt').read())")
+    assert (out, err) == ("three!\n", "")
+
+
+def test_a_command_gets_its_input_and_keeps_its_exit_code(engine, opened):
+    volume = opened(engine)
+    out, _, exited = command(volume, "sh", "-c", "cat; exit 7", stdin=b"given")
+    assert (out, exited.exit_code, exited.reason) == ("given", 7, "error")
+    assert command(volume, "no-such-program")[2].exit_code == 127
+
+
+def test_an_interrupted_run_keeps_its_variables_and_ends_what_it_started(engine, opened):
+    volume = opened(engine)
+    run(volume, "x = 1")
+    interpreter = volume.waiting_interpreter()
+    marker = f"{time.time_ns() % 10**9 + 10**6}.25"
+    interpreter.begin(f"import subprocess; x = 2; subprocess.Popen(['sleep', '{marker}'])\nwhile True: pass")
+    assert interpreter.read(1.0) is None
+    interpreter.interrupt()
+    _, err, _, exited = ended(interpreter)
+    assert "KeyboardInterrupt" in err
+    assert (exited.exit_code, exited.state_lost) == (130, False)
+    assert text(run(volume, "x")[2]) == ["2"]
+    until = time.monotonic() + 5
+    while marker in processes() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert marker not in processes()
+
+
+def processes() -> str:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    found.append(file.read().decode("utf-8", "replace"))
+            except OSError:
+                pass
+    return "\n".join(found)
+
+
+def test_an_interpreter_that_ended_is_replaced_and_says_so(engine, opened):
+    volume = opened(engine)
+    run(volume, "x = 1; open('kept', 'w').write('file')")
+    exited = run(volume, "import os; os._exit(3)")[3]
+    assert (exited.exit_code, exited.state_lost) == (3, True)
+    out, _, shown, exited = run(volume, "print(open('kept').read()); 'x' in dir()")
+    assert (out, text(shown), exited.state_lost) == ("file\n", ["False"], False)
+
+
+def test_killing_a_run_takes_the_interpreter(engine, opened):
+    volume = opened(engine)
+    run(volume, "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    interpreter = volume.waiting_interpreter()
+    interpreter.begin("import time\nwhile True: time.sleep(1)")
+    assert interpreter.read(0.3) is None
+    interpreter.kill()
+    exited = ended(interpreter)[3]
+    assert exited.exit_code == 137
+    assert exited.state_lost
+    assert interpreter.is_dead
+
+
+SAY = """
+import os
+for fd in range(3, 1100):
+    try:
+        os.write(fd, {data})
+    except OSError:
+        pass
+"""
+FORGED = b'{"id": 2, "event": "done", "exit_code": 1000000000000000000000000000000, "interrupted": 5}'
+NESTED = b"[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(SAY.format(data="b'\\xff' * 64"), id="noise"),
+        pytest.param("import os; os.closerange(3, 1100)", id="closed"),
+        pytest.param(SAY.format(data=struct.pack("<I", len(FORGED)) + FORGED), id="forged"),
+        pytest.param(SAY.format(data=f"{struct.pack('<I', len(NESTED))} + b'[' * {len(NESTED)}"), id="nested"),
+    ],
+)
+def test_a_program_that_speaks_on_the_channel_harms_only_itself(sealed, opened, attack):
+    """It finds the channel and says what it likes there: the run ends somehow, and the next one is served."""
+    volume = opened(sealed)
+    run(volume, "print('MARKER')")
+    interpreter = volume.waiting_interpreter()
+    interpreter.begin(attack)
+    until = time.monotonic() + 3
+    while time.monotonic() < until and not isinstance(interpreter.read(0.2), Exited):
+        pass
+    if not interpreter.is_dead and interpreter.is_running:
+        interpreter.kill()
+        ended(interpreter)
+    for _ in range(2):
+        current = volume.waiting_interpreter() or volume.make_interpreter(Command(("python",), keeps_state=True))
+        current.begin("print('served')")
+        event = current.read(3)
+        if isinstance(event, Output) and event.data == b"served\n":
+            return
+        current.kill()
+        while not current.is_dead and not isinstance(current.read(1), Exited):
+            pass
+    raise AssertionError("no later run was served")
+
+
+def test_the_memory_limit_is_the_sessions(sealed, opened):
+    volume = opened(sealed, LIMITS._replace(memory_bytes=64 << 20))
+    run(volume, "x = 1")
+    exited = run(volume, "y = b'x' * (200 << 20)")[3]
+    assert exited.reason == "memory"
+    assert text(run(volume, "2 + 2")[2]) == ["4"]
+
+
+def test_the_disk_limit_is_the_sessions_and_the_host_is_told(sealed, opened):
+    volume = opened(sealed)
+    assert command(volume, "sh", "-c", "head -c 12000000 /dev/zero > big")[2].exit_code == 0
+    with pytest.raises(FileError) as caught:
+        volume.write("/workspace/more", b"x" * (8 << 20))
+    assert caught.value.kind == "full"
+    assert [entry.path for entry in volume.beneath("/workspace", "/tmp/data")] == ["/workspace/big"]
+    assert command(volume, "rm", "big")[2].exit_code == 0
+    volume.write("/workspace/more", b"x" * (8 << 20))
+
+
+def test_files_that_the_host_writes_belong_to_the_program(engine, opened):
+    volume = opened(engine)
+    volume.write("/workspace/d/a.sh", b"echo hi")
+    out, err, _ = command(volume, "sh", "-c", "chmod 700 d/a.sh && mv d e && sh e/a.sh && rm -r e")
+    assert (out, err) == ("hi\n", "")
+
+
+# --- datasets
+
+
+def test_a_dataset_is_there_read_only_and_not_copied(sealed, opened, tmp_path):
+    source = tmp_path / "sales.csv"
+    source.write_text("a,b\n1,2\n")
+    for directory in (tmp_path, *tmp_path.parents):
+        if str(directory).startswith("/tmp/pytest"):
+            directory.chmod(0o700)
+    source.chmod(0o644)
+    volume = opened(sealed, datasets=[("sales.csv", str(source)), ("again.csv", str(source))])
+    out, err, exited = command(
+        volume, "sh", "-c", "cat /tmp/data/sales.csv; ls /tmp/data; echo x > /tmp/data/sales.csv"
+    )
+    assert out == "a,b\n1,2\nagain.csv\nsales.csv\n"
+    assert "Read-only file system" in err
+    assert exited.exit_code != 0
+    for attempt in ("rm -f /tmp/data/sales.csv", "touch /tmp/data/new", "mv /tmp/data /tmp/elsewhere"):
+        assert command(volume, "sh", "-c", attempt)[2].exit_code != 0
+    source.write_text("changed\n")  # the same file, not a copy
+    assert command(volume, "cat", "/tmp/data/sales.csv")[0] == "changed\n"
+    assert volume.read("/tmp/data/again.csv", 100) == b"changed\n"
+    assert source.read_text() == "changed\n"
+
+
+def test_a_dataset_that_only_root_may_read_is_copied(sealed, opened, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user's sandbox is that same user")
+    source = tmp_path / "private.csv"
+    source.write_text("secret\n")
+    source.chmod(0o600)
+    volume = opened(sealed, datasets=[("private.csv", str(source))])
+    assert command(volume, "cat", "/tmp/data/private.csv")[0] == "secret\n"
+    assert stat.S_IMODE(source.stat().st_mode) == 0o600
+    source.write_bytes(b"x" * (17 << 20))
+    with pytest.raises(BadArgument, match=r"chmod o\+r|SANDBOX_DISK_MB"):
+        opened(sealed, datasets=[("private.csv", str(source))])
+
+
+def test_a_large_copy_tells_how_it_goes(engine, opened, tmp_path):
+    if engine.level == "sealed" and os.geteuid() != 0:
+        pytest.skip("an ordinary user's dataset is lent at this level, not copied")
+    source = tmp_path / "large.bin"
+    with source.open("wb") as file:
+        file.truncate(60 << 20)
+    source.chmod(0o600)
+    told: list[str] = []
+    opened(engine, LIMITS._replace(disk_bytes=100 << 20), datasets=[("large.bin", str(source))], progress=told.append)
+    assert told
+    assert told[-1] == "copying large.bin: 60 of 60 MB"
+
+
+def test_a_dataset_that_vanished_is_named(engine, opened, tmp_path):
+    with pytest.raises(BadArgument, match=r"gone\.csv.*No such file"):
+        opened(engine, datasets=[("gone.csv", str(tmp_path / "gone.csv"))])
+    with pytest.raises(BadArgument, match="not a regular file"):
+        opened(engine, datasets=[("dir.csv", str(tmp_path))])
+
+
+def test_packages_come_first_on_the_path(engine, opened, tmp_path):
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    (layer / "only_here.py").write_text("value = 'from the layer'")
+    for place in (*layer.parents, layer):
+        if "pytest" in str(place):
+            place.chmod(0o755)
+    (layer / "only_here.py").chmod(0o644)
+    volume = opened(engine, packages=str(layer))
+    assert text(run(volume, "import only_here; only_here.value")[2]) == ["'from the layer'"]
+    out, err, _ = command(volume, "python", "-c", "import only_here; print(only_here.value)")
+    assert (out, err) == ("from the layer\n", "")
+
+
+# --- apart, and gone
+
+
+def test_volumes_do_not_see_one_another(sealed, opened):
+    one, other = opened(sealed), opened(sealed)
+    one.write("/workspace/canary", b"one")
+    one.write("/tmp/canary", b"one")
+    run(one, "canary = 1")
+    look = (
+        "find / -xdev -name 'canary*' 2>/dev/null; find /tmp /workspace /mnt /run /dev/shm -name 'canary*' 2>/dev/null"
+    )
+    assert command(one, "sh", "-c", look)[0].count("canary") >= 2
+    assert command(other, "sh", "-c", look)[0] == ""
+    assert text(run(other, "'canary' in dir()")[2]) == ["False"]
+    mounts = command(other, "cat", "/proc/self/mountinfo")[0]
+    assert mounts.count(" - tmpfs private ") == command(one, "cat", "/proc/self/mountinfo")[0].count(
+        " - tmpfs private "
+    )
+
+
+def test_a_single_execution_sees_no_volume(sealed, opened):
+    volume = opened(sealed)
+    volume.write("/workspace/canary", b"one")
+    cell = sealed.start(
+        Command(("python", "main.py"), b"import os; print(os.listdir('/workspace'), os.path.exists('/tmp/output'))"),
+        LIMITS,
+        network=False,
+    )
+    assert ended(cell)[0] == "[] False\n"
+    cell.close()
+
+
+def test_closing_leaves_no_descriptor_group_process_or_directory(engine, opened):
+    opened(engine).close()
+    before = state()
+    for _ in range(5):
+        volume = engine.open_volume(LIMITS, network=False)
+        run(volume, "import subprocess; p = subprocess.Popen(['sleep', '77.125'])")
+        volume.write("/workspace/a", b"a")
+        volume.close()
+        volume.close()
+    until = time.monotonic() + 5
+    while state()[0] > before[0] and time.monotonic() < until:
+        time.sleep(0.05)
+    assert state()[0] <= before[0]
+    assert state()[1] == before[1]
+    assert "77.125" not in processes()
+
+
+def state() -> tuple[int, list[str]]:
+    return len(os.listdir("/proc/self/fd")), sorted(name for name in os.listdir("/tmp") if name.startswith("fumehood-"))
+
+
+def test_a_volume_that_lost_its_zygote_says_so():
+    engine = Engine("sealed", "sealed")
+    try:
+        volume = engine.open_volume(LIMITS, network=False)
+    except IsolationUnavailable as error:
+        pytest.skip(str(error))
+    run(volume, "x = 1")
+    zygote = engine._roots[False].zygote
+    os.kill(zygote._pid, signal.SIGKILL)
+    while not zygote.is_gone():
+        time.sleep(0.01)
+    with pytest.raises(SandboxLost):
+        run(volume, "x")
+    with pytest.raises(SandboxLost):
+        volume.start(Command(("true",)))
+    volume.close()
+    again = engine.open_volume(LIMITS, network=False)
+    assert text(run(again, "6 * 7")[2]) == ["42"]
+    again.close()
+    engine._roots[False].close()
