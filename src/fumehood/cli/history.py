@@ -65,7 +65,7 @@ def list_records(args: argparse.Namespace) -> int:
         return _prune(args, narrowed)
     if narrowed:
         raise BadArgument("--keep, --older-than and --max-mb remove records: add --prune to mean it")
-    directory = _directory(args)
+    directory = records_directory(args)
     skipped: list[str] = []
     chosen = list(_chosen(args, directory, skipped))
     if args.json:
@@ -83,7 +83,7 @@ def list_records(args: argparse.Namespace) -> int:
 
 def show_record(args: argparse.Namespace) -> int:
     """`fumehood show`"""
-    directory = _directory(args)
+    directory = records_directory(args)
     found = list(_first(records.load_all(directory))) if args.id == "latest" else records.find(directory, args.id)
     if not found or not args.id:
         what = "no execution" if args.id == "latest" else f"no execution that begins with {args.id!r}"
@@ -110,7 +110,7 @@ def show_record(args: argparse.Namespace) -> int:
 
 def verify_records(args: argparse.Namespace) -> int:
     """`fumehood verify`"""
-    directory = _directory(args)
+    directory = records_directory(args)
     report = records.verify(directory, expect=args.expect)
     empty = report.sequence == 0 and report.records == 0 and report.ok
     if args.json:
@@ -124,7 +124,7 @@ def verify_records(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace, narrowed: bool) -> int:
-    directory = _directory(args)
+    directory = records_directory(args)
     max_mb = args.max_mb if narrowed else _settings(args).store_max_mb
     removed = records.prune(
         directory,
@@ -152,7 +152,8 @@ def _chosen(args: argparse.Namespace, directory: Path, skipped: list[str]) -> It
             yield record, entry.name
 
 
-def _directory(args: argparse.Namespace) -> Path:
+def records_directory(args: argparse.Namespace) -> Path:
+    """Where `--dir` or the settings say."""
     if not args.dir:
         return Path(_settings(args).artifacts_dir, "executions")
     given = Path(args.dir)

@@ -22,6 +22,7 @@ COMMANDS = {
     "history": "history",
     "show": "history",
     "verify": "history",
+    "replay": "replay",
     "config": "settings",
     "bench": "bench",
 }
