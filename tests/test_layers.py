@@ -26,8 +26,8 @@ LAYERS = (
     ("registry", "arguments", "screen", "redact", "records", "sync", "policy"),
     ("planning", "notes", "bundles", "execution", "steps", "paths", "edits", "datasets", "budget", "copies"),
     ("requirements", "packages", "installer", "wheels_only"),
-    ("api", "session", "lifetime", "streaming", "outputs", "sync_session", "open_session"),
-    ("tools", "bench"),
+    ("api", "session", "calls", "lifetime", "streaming", "outputs", "sync_session", "open_session"),
+    ("tools", "bench", "replay"),
     ("cli", "__main__"),
 )
 ROOT_FACTS = {"__version__"}  # all that anybody may take from the package itself, which loads lazily what is above

@@ -29,25 +29,35 @@ from support import AsyncOnly, scripted
 
 def test_all_names_what_is_public_and_each_name_is_there():
     assert sorted(fumehood.__all__) == [
+        "AsyncSession",
         "BackendError",
         "BackendUnavailable",
         "BadArgument",
+        "BudgetExceeded",
         "CodeSandbox",
+        "CommandNotAllowed",
         "ConfigurationError",
         "EngineFailed",
         "ExecutionResult",
         "ExtraMissing",
+        "FileError",
         "FumehoodError",
         "IsolationUnavailable",
         "LanguageError",
         "LanguageNotAllowed",
         "OneShot",
+        "PackageError",
         "RecordsError",
         "RuntimeMissing",
         "SandboxLost",
+        "Session",
+        "SessionBusy",
+        "SessionEnded",
+        "SessionError",
         "UnknownBackend",
         "__version__",
         "get_sandbox",
+        "open_session",
         "run_code",
         "run_python_code",
     ]
@@ -65,6 +75,13 @@ def test_every_error_is_public_and_under_one_root():
     found = [value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__]
     assert {error.__name__ for error in found} <= set(fumehood.__all__)
     assert all(issubclass(error, fumehood.FumehoodError) for error in found)
+
+
+def test_open_session_is_the_function_whatever_was_imported_before():
+    program = (
+        "import fumehood.tools.toolbox, fumehood.cli.main; from fumehood import open_session; open_session('fake')"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
 def test_importing_and_even_running_directly_needs_no_heavy_module():
@@ -85,6 +102,29 @@ def test_the_async_method_takes_what_the_synchronous_one_takes():
     assert direct.return_annotation == other.return_annotation
 
 
+def test_a_session_takes_what_is_documented():
+    wanted = ["type", "require", "datasets", "session_id", "requirements", "io_handler", "run_id", "settings"]
+    assert list(inspect.signature(fumehood.open_session).parameters) == wanted
+    assert list(inspect.signature(fumehood.AsyncSession).parameters) == wanted
+
+
+def test_the_synchronous_session_has_every_name_of_the_other_and_takes_the_same():
+    def public(kind):
+        return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+
+    plain, other = public(fumehood.Session), public(fumehood.AsyncSession)
+    attributes = {"session_id", "settings"}  # plain attributes there
+    assert plain.keys() == other.keys() | attributes
+    for name in other:
+        if isinstance(other[name], property):
+            assert isinstance(plain[name], property)
+            assert plain[name].__doc__ == other[name].__doc__
+        else:
+            theirs, ours = inspect.signature(other[name]), inspect.signature(plain[name])
+            assert list(theirs.parameters.values()) == list(ours.parameters.values()), name
+            assert name == "stream" or theirs.return_annotation == ours.return_annotation, name
+
+
 def test_the_signatures_are_the_documented_ones():
     assert list(inspect.signature(get_sandbox).parameters) == ["type", "require", "settings"]
     assert str(inspect.signature(fumehood.run_python_code)).startswith("(code: 'str', timeout: 'float | None' = None)")
@@ -94,7 +134,8 @@ def test_the_signatures_are_the_documented_ones():
 def test_meta_has_every_documented_key():
     meta = get_sandbox("fake").execute("x").meta
     documented = "runtime truncated timed_out blocked_imports resource_limits reason isolation usage execution_id"
-    assert set(documented.split()) | {"timeout", "timeout_clamped"} == set(meta)
+    ours = {"timeout", "timeout_clamped", "stdout_truncated", "stderr_truncated"}
+    assert set(documented.split()) | ours == set(meta)
     assert meta["runtime"] == "fake"
     json.dumps(meta)
 

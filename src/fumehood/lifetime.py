@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from .backends.base import Backend, Sandbox, SandboxSpec
+from .backends.base import Backend, Places, Sandbox, SandboxSpec
 from .config import Settings
 from .errors import BackendUnavailable, EngineFailed, SessionBusy, SessionEnded
 
@@ -132,6 +132,11 @@ class Keeper:
         self._life = life
         self._pid = os.getpid()
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def places(self) -> Places:
+        """Of the sandbox, or where they usually are."""
+        return Places() if self.sandbox is None else self.sandbox.places
 
     async def start(self, spec: SandboxSpec, given_up: Callable[[], bool]) -> Sandbox:
         """A new sandbox. What may pass is tried again; what will not is raised at once."""
