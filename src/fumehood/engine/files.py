@@ -45,6 +45,7 @@ class Files:
         self._prefixes = prefixes
         self._owner = owner  # whose new files are, if not ours
         self._owner_makes = owner_makes  # the file system knows nobody else
+        self._device = -1
 
     def read(self, path: str, max_bytes: int) -> bytes:
         *parents, name = self._parts(path)
@@ -86,10 +87,14 @@ class Files:
                 raise
 
     def beneath(self, path: str, *, leave_out: str | None = None) -> list[FileStat]:
-        """Regular files beneath, without the directory `leave_out`; names that are no text are passed over."""
+        """Regular files beneath, without the directory `leave_out`; names that are no text are passed over.
+
+        Mounts are too: a virtualenv beneath /tmp is seen there by the program as well.
+        """
         found: list[FileStat] = []
         try:
             with self._directory(self._parts(path)) as directory:
+                self._device = os.fstat(directory).st_dev
                 self._walk(directory, path, leave_out, found, 0)
         except OSError:
             pass  # there is no such directory
@@ -182,7 +187,8 @@ class Files:
         except OSError:
             return
         try:
-            self._walk(directory, path, leave_out, found, depth)
+            if os.fstat(directory).st_dev == self._device:
+                self._walk(directory, path, leave_out, found, depth)
         except OSError:
             pass  # unreadable, by the program's own doing
         finally:
