@@ -39,7 +39,7 @@ class Worker:
     def __init__(self, directory: Path) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(PATIENCE_S)
-        self._files = [tempfile.TemporaryFile(dir=directory) for _ in range(2)]
+        self._files = [tempfile.TemporaryFile(dir=directory) for _ in range(2)]  # noqa: SIM115
         environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", START], stdin=theirs, stdout=self._files[0], stderr=self._files[1], env=environment

@@ -55,8 +55,10 @@ def _made(backend: types.ModuleType, name: str) -> Any:
     """The classes, when matplotlib asks for them."""
     if name not in ("FigureCanvas", "FigureManager"):
         raise AttributeError(name)
-    from matplotlib.backend_bases import FigureManagerBase
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    import importlib
+
+    manager_base = importlib.import_module("matplotlib.backend_bases").FigureManagerBase
+    canvas_base = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
 
     def show_one(manager: Any) -> None:
         _send([manager])
@@ -64,8 +66,8 @@ def _made(backend: types.ModuleType, name: str) -> Any:
     def show_all(_class: Any, /, **_options: Any) -> None:
         show()
 
-    manager = type("FigureManager", (FigureManagerBase,), {"show": show_one, "pyplot_show": classmethod(show_all)})
-    canvas = type("FigureCanvas", (FigureCanvasAgg,), {"manager_class": manager})
+    manager = type("FigureManager", (manager_base,), {"show": show_one, "pyplot_show": classmethod(show_all)})
+    canvas = type("FigureCanvas", (canvas_base,), {"manager_class": manager})
     backend.__dict__.update(FigureCanvas=canvas, FigureManager=manager)
     return backend.__dict__[name]
 

@@ -7,15 +7,14 @@ program, which closes, patches or deletes what it finds, does not end the sessio
 from __future__ import annotations
 
 import _ast
-import _thread
 import builtins
 import gc
 import os
 import sys
 import types
 
-from . import display, figures
-from .wire import BUNDLE_BYTES, FRAME, MAX_FRAME, RESULTS_BYTES, RESULTS_COUNT
+from . import channel, display, figures, plain, stand_ins
+from .channel import Channel, Interrupts, inside, move_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,16 +23,13 @@ if TYPE_CHECKING:
 
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # every function below keeps these, whatever becomes of the program's
 
-_read, _write, _close, _fstat, _dup2 = os.read, os.write, os.close, os.fstat, os.dup2
-_getpid, _exit, _ident = os.getpid, os._exit, _thread.get_ident
+_write, _fstat, _dup2, _getpid, _exit = os.write, os.fstat, os.dup2, os.getpid, os._exit
 _getrecursionlimit, _setrecursionlimit = sys.getrecursionlimit, sys.setrecursionlimit
 
-_OURS = (globals(), vars(display), vars(figures))
+_OURS = (globals(), *map(vars, (channel, display, figures, plain, stand_ins)))
 _NAME = 200
 _COROUTINE = 0x80  # of a code object that awaits
 _RECURSION = 1000
-_RESERVE = 1 << 12  # of a run's results, for the note that there are no more
-_NO_MORE = f"... (further results left out: one run may show {RESULTS_BYTES >> 20} MiB in {RESULTS_COUNT:,} bundles)"
 
 
 def import_ahead() -> None:
@@ -41,192 +37,43 @@ def import_ahead() -> None:
     import __future__  # noqa: F401
 
     import asyncio  # noqa: F401
+    import base64  # noqa: F401
     import fcntl  # noqa: F401
+    import importlib.machinery  # noqa: F401
+    import io  # noqa: F401
+    import json  # noqa: F401
     import linecache  # noqa: F401
-    import signal  # noqa: F401
+    import pprint  # noqa: F401
     import traceback  # noqa: F401
-
-    display.import_ahead()
 
 
 def serve(read_fd: int, write_fd: int, flush_c: Callable[[], None]) -> NoReturn:
     """Run what is asked for until nobody asks."""
     gc.enable()
-    interrupts = _Interrupts()
-    channel = _Channel(read_fd, write_fd, interrupts)
-    python = _Python(channel, interrupts, flush_c)
-    os.register_at_fork(after_in_child=channel.close)
-    while (request := channel.receive()) is not None:
+    interrupts = Interrupts()
+    frames = Channel(read_fd, write_fd, interrupts)
+    python = _Python(frames, interrupts, flush_c)
+    os.register_at_fork(after_in_child=frames.close)
+    while (request := frames.receive()) is not None:
         if request.get("op") == "run":
             python.answer(request["id"], request["code"])
     python.flush()
     _exit(0)
 
 
-def _inside(interrupts: _Interrupts, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Beneath this frame an interrupt may strike: who calls it catches everything."""
-    if interrupts.is_pending:
-        interrupts.strike()
-    return function(*arguments)
-
-
-class _Interrupts:
-    """SIGINT stops what the program does and nothing of ours: elsewhere it waits, and between runs it is nobody's."""
-
-    def __init__(self) -> None:
-        import signal
-
-        self._install, self._number = signal.signal, signal.SIGINT
-        self._mask, self._unblock = signal.pthread_sigmask, signal.SIG_UNBLOCK
-        self.is_run = False  # somebody waits for a run, and means it
-        self.is_held = False  # a frame is on its way
-        self.is_pending = False
-        self.has_struck = False
-
-    def restore(self) -> None:
-        """Whatever the program did to the signal."""
-        self._install(self._number, self._handle)
-        self._mask(self._unblock, {self._number})
-
-    def begin(self) -> None:
-        self.is_pending = self.has_struck = False
-        self.is_run = True
-
-    def strike(self) -> NoReturn:
-        self.is_pending, self.has_struck = False, True
-        raise KeyboardInterrupt
-
-    def _handle(self, _number: int, frame: types.FrameType | None) -> None:
-        if not self.is_run:
-            return
-        if not self.is_held:
-            while frame is not None:
-                if frame.f_code is _inside.__code__:
-                    self.strike()
-                frame = frame.f_back
-        self.is_pending = True
-
-
-class _Channel:
-    """The stream of frames, out of the program's way and closed in whatever it forks."""
-
-    def __init__(self, read_fd: int, write_fd: int, interrupts: _Interrupts) -> None:
-        import json
-
-        self._pid, self._thread = _getpid(), _ident()
-        self._interrupts = interrupts
-        decoder: Any = json.JSONDecoder()
-        self._parse = decoder.scan_once  # C all the way: asks nothing of the program's builtins
-        self._in, self._out = _move_up(read_fd), _move_up(write_fd)
-        for fd in {read_fd, write_fd}:
-            if fd > 2:
-                _close(fd)
-        if 0 in (read_fd, write_fd):
-            _dup2(_nothing(), 0)
-        self._lock = _thread.allocate_lock()
-        self._run: int | None = None
-        self._bytes_left = self._count_left = 0
-
-    def close(self) -> None:
-        for fd in {self._in, self._out}:
-            try:
-                _close(fd)
-            except OSError:
-                pass
-        self._in = self._out = -1
-
-    def receive(self) -> dict[str, Any] | None:
-        header = self._read_exactly(FRAME.size)
-        if header is None:
-            return None
-        self._interrupts.begin()  # what is sent from now on is meant for this run
-        (size,) = FRAME.unpack(header)
-        body = self._read_exactly(size) if size <= MAX_FRAME else None
-        if body is None:
-            return None
-        request: dict[str, Any] = self._parse(body.decode(), 0)[0]
-        return request
-
-    def begin(self, run: int) -> None:
-        self._run, self._bytes_left, self._count_left = run, RESULTS_BYTES - _RESERVE, RESULTS_COUNT
-
-    def show(self, bundle: dict[str, Any]) -> None:
-        """Send one value in several forms, from any thread, as long as the run lasts and has room for it."""
-        if _getpid() != self._pid:
-            return
-        room = min(BUNDLE_BYTES, self._bytes_left - _RESERVE)
-        body = display.fit(bundle, room) if room > 0 else b""
-        self._send("display", body)
-
-    def finish(self, exit_code: int, error: str | None, interrupted: bool) -> None:
-        outcome = {"exit_code": exit_code, "error": error, "interrupted": interrupted}
-        self._send("done", display.to_json(outcome).encode("utf-8", "replace"))
-
-    def _send(self, event: str, body: bytes) -> None:
-        on_main = _ident() == self._thread
-        if on_main:
-            self._interrupts.is_held = True
-        try:
-            with self._lock:
-                self._send_locked(event, body)
-        finally:
-            if on_main:
-                self._interrupts.is_held = False
-        if on_main and event == "display" and self._interrupts.is_pending:
-            self._interrupts.strike()
-
-    def _send_locked(self, event: str, body: bytes) -> None:
-        if self._run is None:
-            return  # a thread that goes on after its run
-        head = f'{{"id":{self._run},"event":"{event}",'.encode()
-        if event == "done":
-            self._run = None
-            self._write_frame(head + body[1:])
-            return
-        if not self._count_left:
-            return
-        self._count_left -= 1
-        if not body or not self._count_left or self._bytes_left < len(body) + _RESERVE:
-            self._count_left = 0
-            body = display.to_json({"text/plain": _NO_MORE}).encode()
-        frame = head + b'"data":' + body + b"}"
-        self._bytes_left -= len(frame)
-        self._write_frame(frame)
-
-    def _write_frame(self, body: bytes) -> None:
-        view = memoryview(FRAME.pack(len(body)) + body)
-        try:
-            while view:
-                view = view[_write(self._out, view) :]
-        except OSError:
-            _exit(0)  # nobody listens
-
-    def _read_exactly(self, size: int) -> bytearray | None:
-        data = bytearray()
-        while len(data) < size:
-            try:
-                chunk = _read(self._in, size - len(data))
-            except OSError:
-                return None
-            if not chunk:
-                return None
-            data += chunk
-        return data
-
-
 class _Python:
     """One `__main__`, and the runs in it."""
 
-    def __init__(self, channel: _Channel, interrupts: _Interrupts, flush_c: Callable[[], None]) -> None:
+    def __init__(self, frames: Channel, interrupts: Interrupts, flush_c: Callable[[], None]) -> None:
         import __future__
 
         import linecache
         import traceback
 
         self._pid = _getpid()
-        self._channel, self._interrupts, self._flush_c = channel, interrupts, flush_c
+        self._frames, self._interrupts, self._flush_c = frames, interrupts, flush_c
         self._excepthook, self._describe = sys.__excepthook__, traceback.TracebackException
-        self._spare = [_move_up(fd) for fd in (0, 1, 2)]
+        self._spare = [move_up(fd) for fd in (0, 1, 2)]
         self._lines = linecache.cache
         self._sources: dict[str, Any] = {}
         self._feature_flags = 0
@@ -241,19 +88,21 @@ class _Python:
         sys.modules["__main__"] = main
         sys.argv = [""]
         _open_streams()
-        display.install(channel.show)
-        figures.install(channel.show)
+        plain.install()
+        display.install(frames.show)
+        figures.install(frames.show)
+        stand_ins.install()
 
     def answer(self, run: int, source: str) -> None:
         """Run it and say how it ended, whatever happens."""
         exit_code, error = 1, "SystemError"
-        self._channel.begin(run)
+        self._frames.begin(run)
         try:
             exit_code, error = self._run(f"<run {run}>", source)  # type: ignore[assignment]
         except BaseException as broken:
             _complain(f"fumehood: the run could not be finished: {type(broken).__name__}\n")
         self._interrupts.is_run = False
-        self._channel.finish(exit_code, error, self._interrupts.has_struck)
+        self._frames.finish(exit_code, error, self._interrupts.has_struck)
 
     def _run(self, name: str, source: str) -> tuple[int, str | None]:
         self._interrupts.restore()
@@ -272,7 +121,8 @@ class _Python:
             if failure is not None:
                 if not code and error is None:
                     code, error = _ending(failure)
-                self._attempt(self._conclude, failure)
+                if self._attempt(self._conclude, failure)[1] is not None:
+                    _complain(f"{error}\n")
         if self._attempt(self.flush)[1] is not None:
             self._attempt(self.flush)  # once more: it was interrupted
         return code, error
@@ -280,7 +130,7 @@ class _Python:
     def _attempt(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
         value, failure = None, None
         try:
-            value = _inside(self._interrupts, function, *arguments)
+            value = inside(self._interrupts, function, *arguments)
         except BaseException as error:
             failure = error
         if _getpid() != self._pid:
@@ -355,7 +205,7 @@ class _Python:
         if all(one is other for one, other in zip(kept, ours, strict=True)):  # who uses these names may have them
             self._recent = [value, *self._recent][:3]
             self._scope.update(zip(names, self._recent, strict=False))
-        self._channel.show(bundle)
+        self._frames.show(bundle)
 
     def _conclude(self, failure: BaseException) -> None:
         """Show how the program failed."""
@@ -430,30 +280,11 @@ def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | No
         if not any(trace.tb_frame.f_globals is ours for ours in _OURS):
             entries.append(trace)
         trace = trace.tb_next
-    for entry, following in zip(entries, [*entries[1:], None], strict=True):
+    following = None
+    for entry in reversed(entries):
         entry.tb_next = following
-    return entries[0] if entries else None
-
-
-def _move_up(fd: int) -> int:
-    """A copy where the program hardly looks."""
-    import fcntl
-
-    for lowest in (1000, 200, 50):
-        try:
-            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
-        except OSError:
-            pass
-    return os.dup(fd)
-
-
-def _nothing() -> int:
-    try:
-        return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        reader, writer = os.pipe()
-        _close(writer)
-        return reader
+        following = entry
+    return following
 
 
 def _mend(fd: int, spare: int) -> None:
