@@ -175,7 +175,7 @@ def test_bad_arguments_of_a_command_are_named(fake, arguments, said):
     assert said in reply["error"]
     assert reply["hint"] == "Invalid arguments. Correct them and call sandbox_exec again."
     assert box.backend.commands == []
-    json.dumps(reply).encode()
+    json.dumps(reply, ensure_ascii=False).encode()
 
 
 def test_arguments_may_be_json(fake):
@@ -216,6 +216,34 @@ def test_an_unknown_tool_is_told_the_names(fake, name):
     assert reply["success"] is False
     assert all(known in reply["error"] for known in NAMES)
     assert reply["hint"]
+
+
+class Hostile(str):
+    __slots__ = ()
+
+    def __hash__(self):
+        raise RuntimeError("no")
+
+    encode = lower = strip = __str__ = __repr__ = __len__ = __iter__ = __getitem__ = __eq__ = __format__ = __hash__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_objects_never_raise(fake, name):
+    box = fake()
+    text = Hostile("x")
+    for arguments in (object(), text, {"code": text}, {"file_path": text, "content": text}):
+        assert box.call(name, arguments, reasoning_trace=object())["hint"]
+    assert box.call(text, {})["success"] is False
+
+
+def test_a_dataset_that_vanished_is_said(tmp_path):
+    (tmp_path / "a.csv").write_text("x\n")
+    with Toolbox({"a": str(tmp_path / "a.csv")}, type=FakeBackend(), store_code="never") as box:
+        (tmp_path / "a.csv").unlink()
+        reply = _exec(box, "ls")
+    assert reply["success"] is False
+    assert "dataset 'a'" in reply["error"]
+    assert "does not exist" in reply["error"]
 
 
 def test_after_the_end_a_call_says_so(fake):
@@ -357,7 +385,7 @@ def test_a_path_elsewhere_is_refused_before_anything_else(local, tool, path):
     assert reply["hint"] == "Invalid path. Use /tmp/ or /workspace/ only."
     assert reply["file_path"] == path.encode("utf-8", "replace").decode()
     assert set(reply) == {"success", "error", "file_path", "hint"}
-    json.dumps(reply).encode()
+    json.dumps(reply, ensure_ascii=False).encode()
 
 
 def test_five_megabytes_are_written_and_one_byte_more_is_not(local):
@@ -666,9 +694,18 @@ def test_datasets_are_told_by_their_paths(tmp_path):
         assert "`/tmp/data/my_sales.csv`" in box.system_prompt()
 
 
-def test_words_for_every_list_of_commands():
-    for allowed, said in (((), "No commands"), (("*",), "All commands"), (("a",) * 50, "…")):
-        assert said in Facts(Places(), Settings(allowed_commands=allowed), ()).words()["commands"]
+@pytest.mark.parametrize(
+    ("allowed", "said"), [((), "No commands are"), (("*",), "All commands"), (("a",) * 150, ", …")], ids=str
+)
+def test_every_list_of_commands_has_words(allowed, said):
+    assert said in Facts(Places(), Settings(allowed_commands=allowed), ()).words()["commands"]
+
+
+def test_a_language_whose_program_may_not_be_started_is_not_offered():
+    settings = Settings(supported_languages=("python", "javascript", "bash"))
+    assert Facts(Places(), settings, ()).words()["languages"] == "python, bash"  # node is not on the default list
+    everything = settings._replace(allowed_commands=("*",))
+    assert Facts(Places(), everything, ()).words()["languages"] == "python, javascript, bash"
 
 
 # ---- the validator

@@ -133,6 +133,13 @@ def test_a_tool_s_failure_is_a_reply(toolbox):
     assert reply["hint"]
 
 
+@pytest.mark.parametrize("body", ["raise SystemExit(3)", "x = []; x.append(x); return x", "return {(1, 2): 3}"])
+def test_what_a_tool_does_wrong_is_told_as_its_failure(toolbox, body):
+    reply = toolbox(mine=f'def odd() -> object:\n    """Odd."""\n    {body}\n').call("odd")
+    assert reply["success"] is False
+    assert reply["hint"] == "Tool call failed. Review the error and the arguments."
+
+
 def test_what_json_cannot_hold_becomes_text(toolbox):
     box = toolbox(mine='def thing() -> object:\n    """A thing."""\n    return {"a": {1, 1}, 2: None}\n')
     assert box.call("thing")["result"] == {"a": "{1}", "2": None}

@@ -96,7 +96,7 @@ def _checked_content(path: str, content: str, session: Session) -> bytes:
 
 def file_failed(failure: Failure, arguments: Mapping[str, Any]) -> dict[str, Any]:
     path = arguments.get("file_path", "")
-    shown = shorten(path, 4096) if isinstance(path, str) else ""
+    shown = shorten(str.__str__(path), 4096) if isinstance(path, str) else ""
     return {"success": False, "error": failure.error, "file_path": shown, "hint": failure.hint}
 
 

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..backends.base import Places
 from ..config import Settings
-from ..errors import FumehoodError
+from ..errors import CommandNotAllowed, FumehoodError
+from ..languages import resolve
+from ..policy import check_command
+from .hints import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     from ..sync_session import Session
 
 EXEC_TIMEOUT_S = 60.0
-_SHOWN = 40
+_SHOWN = 120
+_MB = 1024 * 1024
 
 # By the name a model knows it by: the module that shows it is there.
 LIBRARIES = {
@@ -56,8 +60,6 @@ class Facts(NamedTuple):
     def words(self) -> dict[str, str]:
         """What stands for each name in a description."""
         settings, places = self.settings, self.places
-        commands = settings.allowed_commands
-        shown = ", ".join(commands[:_SHOWN]) + (", …" if len(commands) > _SHOWN else "")
         libraries = (*self.requirements, *(name for name in self.libraries if name not in self.requirements))
         return {
             "tmp": places.tmp,
@@ -66,18 +68,27 @@ class Facts(NamedTuple):
             "network": "There is network access." if settings.network else "There is no network access.",
             "libraries": f"Installed: {', '.join(libraries)}." if libraries else "",
             "datasets": f"Datasets, read-only: {', '.join(self.datasets)}." if self.datasets else "",
-            "commands": "All commands are allowed."
-            if "*" in commands
-            else f"Allowed commands: {shown}."
-            if commands
-            else "No commands are allowed here.",
-            "languages": ", ".join(settings.supported_languages),
+            "commands": _listed("commands", settings.allowed_commands),
+            "packages": _listed("packages", settings.allowed_packages),
+            "languages": ", ".join(filter(self._can_run, settings.supported_languages)) or "none",
+            "file_mb": str(min(MAX_FILE_BYTES // _MB, settings.file_mb, settings.disk_mb)),
             "limits": f"{settings.memory_mb} MB of memory, {settings.disk_mb} MB of disk; "
             f"{settings.max_output_kb} KB of each output stream are shown.",
             "exec_timeout": f"{self.exec_timeout_s:g}",
             "code_timeout": f"{settings.timeout_sec:g}",
             "max_timeout": f"{settings.max_timeout_sec:g}",
         }
+
+    def _can_run(self, name: str) -> bool:
+        """Python has an interpreter of its own; what starts as a command must be an allowed one."""
+        language = resolve(name, (name,))
+        if language.name == "python":
+            return True
+        try:
+            check_command((language.program, f"{self.places.tmp}/x"), self.settings.allowed_commands, {})
+        except CommandNotAllowed:
+            return False
+        return True
 
 
 def facts(session: Session) -> Facts:
@@ -101,3 +112,11 @@ def _libraries(session: Session) -> tuple[str, ...]:
         except (FumehoodError, ValueError, TypeError):
             found = set()
     return tuple(name for name, module in LIBRARIES.items() if module in found)
+
+
+def _listed(what: str, allowed: tuple[str, ...]) -> str:
+    if "*" in allowed:
+        return f"All {what} are allowed."
+    if not allowed:
+        return f"No {what} are allowed here."
+    return f"Allowed {what}: {', '.join(allowed[:_SHOWN])}{', …' if len(allowed) > _SHOWN else ''}."

@@ -78,8 +78,8 @@ TABLE = (
         "sandbox_write_file",
         "Write a file",
         ToolCategory.FILE_MANAGEMENT,
-        """Create or overwrite a text file in the sandbox, at most 5 MB. Directories on the way are made. Run it with
-        sandbox_exec.""",
+        """Create or overwrite a text file in the sandbox, at most {file_mb} MB. Directories on the way are made. Run it
+        with sandbox_exec.""",
         _object(("file_path", "content"), file_path=_PATH, content=_text("All of the file's text.")),
         calls.sandbox_write_file,
         calls.file_failed,
@@ -142,7 +142,7 @@ TABLE = (
             requirements={
                 "type": "array",
                 "items": {"type": "string"},
-                "description": 'Packages the code needs beyond those installed, such as ["humanize==4.9.0"].',
+                "description": 'Packages it needs beyond those installed, such as ["humanize==4.9.0"]. {packages}',
             },
         ),
         calls.code_interpreter,

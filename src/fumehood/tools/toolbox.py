@@ -55,9 +55,10 @@ class Toolbox:
         self, name: str, arguments: Mapping[str, Any] | str | None = None, reasoning_trace: str | None = None
     ) -> dict[str, Any]:
         """Call a tool. Whatever goes wrong is in the reply."""
-        tool = self.tools.get(name) if isinstance(name, str) else None
+        plain = str.__str__(name) if isinstance(name, str) else name
+        tool = self.tools.get(plain) if isinstance(plain, str) else None
         if tool is None:
-            return _unknown(name, self.tools)
+            return _unknown(plain, self.tools)
         given: Mapping[str, Any] = {}
         try:
             given = _mapping(tool.name, arguments)
@@ -130,7 +131,7 @@ def _mapping(tool: str, arguments: object) -> Mapping[str, Any]:
             raise BadArgument(f"the arguments of {tool} are not JSON: {error}") from None
     if not isinstance(arguments, Mapping):
         raise BadArgument(f"the arguments of {tool} must be an object, not {arguments.__class__.__name__[:60]}")
-    return arguments
+    return dict(arguments)
 
 
 def _trace(reasoning_trace: object) -> str | None:

@@ -202,9 +202,9 @@ def _calling(function: Callable[..., Any], wants_session: bool) -> Callable[[Cal
             value = function(**arguments)
             if inspect.isawaitable(value):
                 value = _awaited(value)
-        except Exception as error:  # the tool's own failure, told as such
+            return {"success": True, "result": _as_json(value), "hint": hints.USER_DONE}
+        except (Exception, SystemExit) as error:  # the tool's own failure, told as such
             return {"success": False, "error": f"{type(error).__name__}: {error}", "hint": hints.USER_FAILED}
-        return {"success": True, "result": _as_json(value), "hint": hints.USER_DONE}
 
     return call
 
