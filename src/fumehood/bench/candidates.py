@@ -12,6 +12,9 @@ from typing import Any
 
 from ..api import OneShot, get_sandbox
 from ..errors import EngineFailed
+from ..open_session import open_session
+from ..sync_session import Session
+from ..types import ExecutionResult
 from .samples import Candidate
 
 CODE = "print(6 * 7)"
@@ -22,6 +25,10 @@ DATA_CODE = "import numpy, polars, sklearn\nprint(6 * 7)"
 BARE = "bare subprocess"
 COLD = "fumehood, no warm cell"
 WARM = "fumehood, warm cell"
+SESSION = "fumehood, run in a session"
+COMMAND = "fumehood, command in a session"
+NEW_SESSION = "fumehood, new session and a run"
+KERNEL = "ipykernel, running"
 BARE_DATA = "bare subprocess, data stack"
 COLD_DATA = "fumehood, no warm cell, data stack"
 WARM_DATA = "fumehood, warm cell, data stack"
@@ -54,6 +61,23 @@ def sealed(**settings: Any) -> OneShot:
     return get_sandbox(type="local", isolation="sealed", store_code="never", **settings)
 
 
+def sessions(stack: ExitStack) -> Iterator[Candidate]:
+    """A call that finds its variables, a command beside them, and what it costs to begin."""
+
+    def opened() -> Session:
+        return open_session(type="local", isolation="sealed", store_code="never")
+
+    session = stack.enter_context(opened())
+
+    def new() -> None:
+        with opened() as fresh:
+            _check(fresh.run(CODE))
+
+    yield Candidate(SESSION, lambda: _check(session.run(CODE)))
+    yield Candidate(COMMAND, lambda: _check(session.exec(["echo", "42"])))
+    yield Candidate(NEW_SESSION, new)
+
+
 def has_data_stack() -> bool:
     return all(find_spec(name) for name in DATA_STACK)
 
@@ -72,7 +96,7 @@ def alternatives(stack: ExitStack, docker_image: str) -> Iterator[Candidate]:
     if shutil.which("docker"):
         yield from _docker_exec(stack, docker_image, program)
     if find_spec("ipykernel") and find_spec("jupyter_client"):
-        yield from _if_it_works(Candidate("ipykernel, running", _kernel(stack)))
+        yield from _if_it_works(Candidate(KERNEL, _kernel(stack)))
     if find_spec("smolagents"):
         yield from _if_it_works(Candidate("smolagents, in process", _smolagents()))
     if find_spec("llm_sandbox"):
@@ -80,12 +104,12 @@ def alternatives(stack: ExitStack, docker_image: str) -> Iterator[Candidate]:
 
 
 def execution(sandbox: OneShot, code: str = CODE) -> Callable[[], None]:
-    def call() -> None:
-        result = sandbox.execute(code)
-        if result.stdout != OUTPUT:
-            raise EngineFailed(f"a sandbox printed {result.stdout!r}, {result.stderr!r}")
+    return lambda: _check(sandbox.execute(code))
 
-    return call
+
+def _check(result: ExecutionResult) -> None:
+    if result.stdout != OUTPUT:
+        raise EngineFailed(f"a sandbox printed {result.stdout!r}, {result.stderr!r}")
 
 
 def _if_it_works(candidate: Candidate) -> Iterator[Candidate]:

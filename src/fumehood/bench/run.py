@@ -50,6 +50,7 @@ def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, An
             candidates.bare(),
             candidates.ours(stack, candidates.WARM, warm_cells=4),
             candidates.ours(stack, candidates.COLD, warm_cells=0),
+            *candidates.sessions(stack),
         ]
         if options.full:
             progress("looking for alternatives")
@@ -78,13 +79,18 @@ def _basic_bars(series: list[Series], once: list[Series]) -> list[Bar]:
     named = {item.name: item for item in series}
     base = named[candidates.BARE].p50
     warm = named[candidates.WARM]
-    return [
+    bars = [
         Bar("warm cell, p50 of bare p50", warm.p50 / base, 1 / 12, "×"),
         Bar("warm cell, p99 of bare p50", warm.percentile(99) / base, 1 / 4, "×"),
         Bar("no warm cell, p50 of bare p50", named[candidates.COLD].p50 / base, 0.6, "×"),
         Bar("first call of a process, of bare p50", once[0].p50 / base, 5, "×"),
         Bar("from fumehood import get_sandbox", once[1].p50 * 1000, 60, "ms"),
     ]
+    kernel = named.get(candidates.KERNEL)
+    if kernel is not None:
+        ratio = named[candidates.SESSION].p50 / kernel.p50
+        bars.append(Bar("run in a session, p50 of ipykernel's", ratio, 1 / 2, "×"))
+    return bars
 
 
 def _data_stack(options: Options, progress: Callable[[str], None]) -> list[Series] | None:
