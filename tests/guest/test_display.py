@@ -196,9 +196,6 @@ def test_a_frame_of_pandas_make_is_a_table_without_pandas():
 
     class DataFrame:
         columns, dtypes, index = ["a", "a"], [Kind("i"), Kind("O")], RangeIndex()
-        iloc = (
-            property(lambda self: {(slice(None, 100), slice(None, 256)): self}) if sys.version_info >= (3, 12) else None
-        )
 
         def itertuples(self, index, name):
             assert (index, name) == (False, None)
@@ -275,6 +272,13 @@ def test_ipython_is_stood_in_for(without_ipython):
     assert worker.run("import IPython\nIPython.get_ipython(), IPython.version_info[0]").value == "(None, 8)"
     assert worker.run("from IPython.core.display import HTML").exit_code == 0
     assert worker.run("import IPython.nothing").error == "ModuleNotFoundError"
+
+
+def test_a_real_ipython_shows_through_us(worker):
+    if worker.run("import importlib.util\nimportlib.util.find_spec('IPython').origin").value == "None":
+        pytest.skip("needs IPython")
+    ran = worker.run("from IPython.display import HTML, display\ndisplay(HTML('<p>'))")
+    assert (ran.displays[0]["text/html"], ran.stdout) == ("<p>", "")
 
 
 def test_ipython_is_not_there_before_it_is_asked_for(without_ipython):

@@ -21,29 +21,18 @@ _sent: list[Any] = []  # the figures of this run, kept so that none of them come
 
 
 def install(publish: Callable[[dict[str, Any]], None]) -> None:
-    """Make the backend importable, and matplotlib's choice wherever it is loaded."""
+    """Make the backend importable, and the choice of a matplotlib that is loaded already."""
     global _publish
     _publish = publish
     backend = types.ModuleType(NAME)
     backend.__dict__.update(show=show, __getattr__=lambda name: _made(backend, name))
     sys.modules[NAME] = backend
     if "matplotlib" in sys.modules:
-        _choose(sys.modules["matplotlib"])
+        choose(sys.modules["matplotlib"])
 
 
-def watched(spec: Any) -> Any:
-    """matplotlib's spec: chooses our backend as soon as it has been loaded."""
-    execute = spec.loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        execute(module)
-        _choose(module)
-
-    spec.loader.exec_module = exec_module
-    return spec
-
-
-def _choose(matplotlib: Any) -> None:
+def choose(matplotlib: Any) -> None:
+    """Our backend, unless the environment names one."""
     if not os.environ.get("MPLBACKEND"):  # which child processes would inherit, so it is not our way to say it
         try:
             matplotlib.rcParams["backend"] = f"module://{NAME}"

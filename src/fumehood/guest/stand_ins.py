@@ -1,4 +1,4 @@
-"""What imports find: matplotlib, told to draw for us, and something by the name of IPython where there is none."""
+"""What imports find: matplotlib and IPython that show through us, and something like IPython where there is none."""
 
 from __future__ import annotations
 
@@ -20,22 +20,30 @@ _IMAGES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"GIF8", "im
 
 
 def install() -> None:
-    """From now on; a matplotlib that is there already has been told."""
+    """From now on, and what is loaded already."""
+    for name in ("IPython.core.display_functions", "IPython.display"):
+        if name in sys.modules:
+            _show_through_us(sys.modules[name])
     sys.meta_path.insert(0, _Finder())
 
 
+def _show_through_us(module: types.ModuleType) -> None:
+    """IPython without its shell would print what it is to display."""
+    vars(module).update(display=display, clear_output=clear_output)
+
+
 class _Finder:
-    """Sees two imports: matplotlib's, to draw for us, and IPython's, to be there if nothing else is."""
+    """Sees the few imports that concern us; whoever else finds them is asked first."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "matplotlib" and name not in _STAND_INS:
+        if name not in _WATCHED and name not in _STAND_INS:
             return None
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
-                return figures.watched(spec) if name == "matplotlib" else spec
-        if name == "matplotlib" or (name != "IPython" and not _is_stand_in(sys.modules.get("IPython"))):
+                return _watched(spec) if name in _WATCHED else spec
+        if name not in _STAND_INS or (name != "IPython" and not _is_stand_in(sys.modules.get("IPython"))):
             return None
         import importlib.machinery
 
@@ -46,6 +54,19 @@ class _Finder:
 
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module).update(_STAND_INS[module.__name__])
+
+
+def _watched(spec: Any) -> Any:
+    """The module's own spec, with a word from us as soon as it is loaded."""
+    execute: Any = getattr(spec.loader, "exec_module", None)
+
+    def exec_module(module: types.ModuleType) -> None:
+        execute(module)
+        _WATCHED[spec.name](module)
+
+    if execute is not None:
+        spec.loader.exec_module = exec_module
+    return spec
 
 
 def _is_stand_in(module: Any) -> bool:
@@ -121,3 +142,4 @@ _STAND_INS: dict[str, dict[str, Any]] = {
     "IPython.core.display": _SHOWN,
     "IPython.core.getipython": {"get_ipython": _IPYTHON["get_ipython"]},
 }
+_WATCHED = {"matplotlib": figures.choose, "IPython.core.display_functions": _show_through_us}
