@@ -112,14 +112,14 @@ def test_datasets_are_named_where_they_are():
     assert "`/tmp/data/{dataset_name}.csv`\n  - `/tmp/data/sales.csv`\n  - `/tmp/data/a$b.parquet`\n- MUST" in text
 
 
-def test_the_printed_example_runs_as_printed(tmp_path):
+def test_the_printed_example_runs_as_printed_on_200_000_rows(tmp_path):
     for module in ("polars", "sklearn", "matplotlib"):
         pytest.importorskip(module, reason=f"the example needs {module}")
     from fumehood.tools import Toolbox
 
     csv = tmp_path / "prescribers.csv"
     rng = random.Random(7)
-    rows = [f"{rng.gauss(centre, 3):.3f},{rng.gauss(centre, 3):.3f}" for centre in (10, 50, 90) for _ in range(200)]
+    rows = [f"{rng.gauss(at, 3):.3f},{rng.gauss(at, 3):.3f}" for at in (10, 50, 90, 90) for _ in range(50_000)]
     csv.write_text("volume,count\n" + "\n".join(rows) + "\n")
     settings = {"output_dir": str(tmp_path / "output"), "store_code": "never"}
     with Toolbox({"prescribers": str(csv)}, "example", type="local", **settings) as box:

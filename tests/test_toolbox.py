@@ -543,6 +543,51 @@ def test_long_output_is_cut_and_flagged(local):
     assert reply["exit_code"] == 0
 
 
+def test_several_files_come_back_and_those_that_stay_are_not_counted_twice(tmp_path):
+    with _real(tmp_path, session_id="many") as box:
+        code = "for name in 'abc': open(f'/tmp/output/{name}.txt', 'w').write(name)"
+        reply = _exec(box, "python", "-c", code)
+        assert sorted(reply["output_files"]) == ["a.txt", "b.txt", "c.txt"]
+        assert reply["hint"].startswith("Code executed successfully. 3 output files created.")
+        assert _exec(box, "true")["total_output_files"] == 3
+        code = "for n in range(30): open(f'/tmp/output/n{n}.txt', 'w').close()"
+        reply = _exec(box, "python", "-c", code)
+    assert len(reply["output_files"]) == 20
+    assert reply["total_output_files"] == 33
+    assert (tmp_path / "session_many" / "b.txt").read_text() == "b"
+
+
+def test_a_dataset_is_read_where_the_tools_say(tmp_path):
+    (tmp_path / "sales.csv").write_text("price\n1\n2\n")
+    with _real(tmp_path / "output", datasets={"my sales": str(tmp_path / "sales.csv")}) as box:
+        assert _exec(box, "tail", "-1", "/tmp/data/my_sales.csv")["stdout"] == "2\n"
+        assert _exec(box, "sh", "-c", "echo 3 >> /tmp/data/my_sales.csv")["exit_code"] != 0
+        assert _exec(box, "rm", "-f", "/tmp/data/my_sales.csv")["exit_code"] != 0
+    assert (tmp_path / "sales.csv").read_text() == "price\n1\n2\n"
+
+
+def test_there_is_no_network(local):
+    code = "import socket; socket.create_connection(('192.0.2.1', 80), 3)"  # an address for documentation
+    reply = _exec(local, "python", "-c", code)
+    assert reply["exit_code"] == 1
+    assert "unreachable" in reply["stderr"].lower()
+
+
+def test_a_command_that_takes_too_long_is_ended_and_the_files_stay(local):
+    _write(local, "/tmp/stay.txt", "here")
+    reply = _exec(local, "sleep", "60", timeout=0.5)
+    assert reply["exit_code"] == -1
+    assert reply["execution_time"] < 30
+    assert _exec(local, "cat", "/tmp/stay.txt")["stdout"] == "here"
+
+
+def test_the_sandbox_ends_with_the_toolbox(tmp_path):
+    with _real(tmp_path) as box:
+        _write(box, "/tmp/kept", "x")
+    assert box.session.ended
+    assert _exec(box, "cat", "/tmp/kept")["success"] is False
+
+
 # ---- the code tools
 
 
