@@ -10,9 +10,13 @@ import tracemalloc
 import pytest
 
 from fumehood import IsolationUnavailable, get_sandbox
+from fumehood.backends.base import SandboxSpec
 from fumehood.backends.fake import FakeBackend, Reply
-from fumehood.execution import TRUNCATED, Capture, new_execution_id, shorten
-from fumehood.types import Exited, Output
+from fumehood.bundles import MAX_BUNDLES, MAX_BYTES, Bundles, clean
+from fumehood.config import Settings
+from fumehood.execution import INTERRUPT_GRACE_S, TRUNCATED, Capture, new_execution_id, run_in, shorten
+from fumehood.planning import Planner
+from fumehood.types import Display, ExecutionResult, Exited, Output
 from support import DRIVERS, AsyncOnly, DeafBackend, execute, scripted
 
 drivers = pytest.mark.parametrize("driver", DRIVERS)
@@ -254,3 +258,139 @@ def test_a_longer_timeout_than_the_ceiling_is_lowered_and_said():
     sandbox, _ = scripted(Reply())
     meta = sandbox.execute("pass", timeout=10_000).meta
     assert (meta["timeout"], meta["timeout_clamped"]) == (300, True)
+
+
+def kept(fake: FakeBackend, timeout: float = 30, **replaced: object) -> ExecutionResult:
+    """One run that keeps state."""
+
+    async def scenario() -> ExecutionResult:
+        sandbox = await fake.create(SandboxSpec(keeps=True))
+        plan = Planner(Settings()).program("fake", "x", "python", timeout, keeps_state=True)
+        return await run_in(sandbox, plan._replace(**replaced))
+
+    return asyncio.run(scenario())
+
+
+LOST = "the interpreter was replaced: variables, imports and functions of earlier runs are gone; files are kept"
+
+
+def test_each_stream_says_whether_it_was_cut():
+    sandbox, _ = scripted(Reply("x" * 20_000, "short"))
+    meta = sandbox.execute("pass").meta
+    assert (meta["stdout_truncated"], meta["stderr_truncated"], meta["truncated"]) == (True, False, True)
+
+
+def test_a_one_shot_has_no_state_and_no_results():
+    sandbox, _ = scripted(Reply(results=[{"text/plain": "1"}]))
+    meta = sandbox.execute("pass").meta
+    assert not {"state", "results"} & meta.keys()
+
+
+def test_a_run_that_keeps_state_says_that_it_did():
+    result = kept(FakeBackend(replies=[Reply("out", results=[{"text/plain": "1"}])]))
+    assert (result.meta["state"], result.meta["results"]) == ("kept", [{"text/plain": "1"}])
+    assert (result.stdout, result.stderr) == ("out", "")
+
+
+def test_a_time_out_interrupts_first():
+    fake = FakeBackend(replies=[Reply(after_s=60)])
+    result = kept(fake, 0.1)
+    assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (-1, "timeout", "kept")
+    assert "timed out after 0.1 s and was interrupted, its variables are kept" in result.stderr
+    assert LOST not in result.stderr
+    assert fake.processes[0].interrupts == 1
+
+
+def test_a_program_that_ignores_the_interrupt_is_killed_and_its_state_is_gone():
+    fake = FakeBackend(replies=[Reply(after_s=60)])
+    fake.deaf = True
+    result = kept(fake, 0.1)
+    assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (-1, "timeout", "lost")
+    assert "was killed" in result.stderr
+    assert f"fumehood: {LOST}" in result.stderr
+    assert INTERRUPT_GRACE_S <= result.duration < 5
+
+
+def test_cancelling_interrupts_first():
+    fake = FakeBackend(replies=[Reply(after_s=60)])
+    result = kept(fake, cancelled=lambda: True)
+    assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (130, "cancelled", "kept")
+    assert fake.processes[0].interrupts == 1
+
+
+def test_too_much_output_kills_at_once():
+    fake = FakeBackend(replies=[[Output("stdout", b"x" * 100), 60.0]])
+    result = kept(fake, output_kill_bytes=10)
+    assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (137, "output", "lost")
+    assert fake.processes[0].interrupts == 0
+
+
+@pytest.mark.parametrize("reply", [Reply(state_lost=True), Reply(exit_code=3, state_lost=True)])
+def test_an_interpreter_that_ended_by_itself_is_said(reply):
+    result = kept(FakeBackend(replies=[reply]))
+    assert result.meta["state"] == "lost"
+    assert result.stderr == f"fumehood: the run ended its interpreter: {LOST}, so define again what you need\n"
+
+
+def test_a_process_that_ended_is_not_killed_again():
+    fake = FakeBackend(replies=[Reply()])
+    kills = []
+
+    async def scenario() -> None:
+        sandbox = await fake.create(SandboxSpec(keeps=True))
+        start = sandbox.start
+
+        async def watched(command):
+            process = await start(command)
+            process.kill = lambda: kills.append(1)
+            return process
+
+        sandbox.start = watched
+        await run_in(sandbox, Planner(Settings()).program("fake", "x", "python", None, keeps_state=True))
+
+    asyncio.run(scenario())
+    assert kills == []
+
+
+def test_a_flood_of_results_is_cut_by_number():
+    result = kept(FakeBackend(replies=[[Display({"text/plain": str(n)}) for n in range(MAX_BUNDLES + 5)]]))
+    assert len(result.meta["results"]) == MAX_BUNDLES
+    assert result.meta["results_truncated"] is True
+
+
+def test_and_by_size():
+    bundles = Bundles()
+    bundles.add({"text/plain": "x" * (MAX_BYTES // 2)})
+    bundles.add({"text/plain": "x" * MAX_BYTES})
+    bundles.add({"text/plain": "small"})
+    assert [len(bundle["text/plain"]) for bundle in bundles.kept] == [MAX_BYTES // 2, 5]
+    assert bundles.truncated
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", [{1}, b"x", object(), float("nan"), float("inf"), {1: 2}, {"a": [b"x"]}, nested(100), nested(50_000)]
+)
+def test_what_is_no_json_is_dropped(value):
+    assert clean({"a/b": value, "text/plain": "ok"})[0] == {"text/plain": "ok"}
+
+
+@pytest.mark.parametrize("bundle", [None, [], "x", {}, {5: "x"}, {"": "x"}, {"x" * 300: "y"}, {"é": "y"}])
+def test_what_is_no_bundle_is_dropped(bundle):
+    assert clean(bundle)[0] == {}
+
+
+def test_a_lone_surrogate_in_a_bundle_becomes_writable():
+    bundle, _ = clean({"text/plain": "a\ud800", "application/json": {"k\udc00": ["ü"]}})
+    assert bundle == {"text/plain": "a?", "application/json": {"k?": ["ü"]}}
+
+
+def test_json_values_come_through_as_they_are():
+    value = {"a": [1, 2.5, True, None, "é", {"b": []}]}
+    assert clean({"application/json": value})[0] == {"application/json": value}

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from fumehood import EngineFailed, IsolationUnavailable, get_sandbox
+from fumehood import EngineFailed, FileError, IsolationUnavailable, SandboxLost, get_sandbox
 from fumehood.backends.base import SandboxSpec
 from fumehood.backends.fake import FakeBackend, Reply
-from fumehood.types import AXES, Command, Exited, Output
+from fumehood.types import AXES, Command, Display, Exited, Output
 from support import DRIVERS, execute, scripted
 
 drivers = pytest.mark.parametrize("driver", DRIVERS)
@@ -70,3 +72,46 @@ def test_reading_on_after_the_end_is_an_error():
     assert process.read(1) == Exited(0, "ok")
     with pytest.raises(EngineFailed):
         process.read(0)
+
+
+def test_a_sandbox_that_keeps_is_there_for_the_test_to_see():
+    async def scenario():
+        fake = FakeBackend()
+        await fake.create(SandboxSpec())
+        kept = await fake.create(SandboxSpec(keeps=True))
+        assert fake.sandboxes == [kept]
+        await kept.write("/tmp/a/b", b"1")
+        assert kept.files == {"/tmp/a/b": b"1"}
+        assert await kept.read("/tmp/a/b", 1) == b"1"
+        first = await kept.list("/tmp")
+        await kept.write("/tmp/a/b", b"2")
+        assert first[0].version != (await kept.list("/tmp"))[0].version
+        assert await kept.list("/workspace") == []
+        await kept.close()
+        with pytest.raises(SandboxLost):
+            await kept.list("/tmp")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("missing", "/tmp/none"), ("directory", "/tmp/a"), ("too_large", "/tmp/a/b"), ("special", "/tmp/l")],
+)
+def test_its_files_fail_as_real_ones_do(kind, path):
+    async def scenario():
+        sandbox = await FakeBackend().create(SandboxSpec(keeps=True))
+        sandbox.files["/tmp/a/b"] = b"12"
+        sandbox.specials.add("/tmp/l")
+        with pytest.raises(FileError) as caught:
+            await sandbox.read(path, 1)
+        assert caught.value.kind == kind
+
+    asyncio.run(scenario())
+
+
+def test_a_reply_displays_its_results_and_may_lose_its_state():
+    process = FakeBackend(replies=[Reply(results=[{"a/b": 1}], state_lost=True)]).start_direct(
+        SandboxSpec(), Command(())
+    )
+    assert [process.read(1), process.read(1)] == [Display({"a/b": 1}), Exited(0, "ok", state_lost=True)]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from fumehood import BadArgument, FileError
+from fumehood.edits import MAX_BYTES, check, edited, occurrences, replace_once
+
+
+def test_the_one_match_is_replaced_and_every_other_byte_stays():
+    assert edited(b"a\r\nb = 3\r\n\tc \r", "b = 3", "b = 5") == b"a\r\nb = 5\r\n\tc \r"
+
+
+def test_a_byte_order_mark_and_the_missing_last_newline_stay():
+    assert edited("\ufeffx = 1".encode(), "1", "2") == "\ufeffx = 2".encode()
+
+
+def test_the_replacement_may_hold_the_old_text_and_may_be_empty():
+    assert replace_once("abc", "b", "bbb") == "abbbc"
+    assert replace_once("abc", "b", "") == "ac"
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "message"),
+    [
+        ("abc", "x", "old_string not found"),
+        ("abc", "ABC", "old_string not found"),
+        ("a\r\nb", "a\nb", "old_string not found"),
+        ("aba", "a", "old_string found 2 times - not unique. Include more context."),
+        ("aaa", "aa", "old_string found 2 times - not unique. Include more context."),
+        ("abababa", "aba", "old_string found 3 times - not unique. Include more context."),
+        ("abc", "", "old_string is empty"),
+        ("", "", "old_string is empty"),
+    ],
+)
+def test_anything_but_one_match_is_an_error_in_the_documented_words(text, old, message):
+    with pytest.raises(FileError) as caught:
+        replace_once(text, old, "new")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"caf\xe9", b"\x80", b"PNG\0\0", b"\xed\xa0\x80"])
+def test_a_binary_file_is_not_edited(data):
+    with pytest.raises(FileError, match="Not a text file") as caught:
+        edited(data, "a", "b")
+    assert caught.value.kind == "not_text"
+
+
+def test_the_result_may_have_five_megabytes_and_not_one_byte_more():
+    base = b"x" * (MAX_BYTES - 1) + b"y"
+    assert len(edited(base, "y", "z")) == MAX_BYTES
+    with pytest.raises(FileError, match=f"{MAX_BYTES + 1} bytes, at most {MAX_BYTES}") as caught:
+        edited(base, "y", "zz")
+    assert caught.value.kind == "too_large"
+
+
+@pytest.mark.parametrize(("old", "new"), [(None, "a"), ("a", 5), (b"a", "b"), ("a", "\ud800"), ("\udc00", "b")])
+def test_what_is_no_text_is_a_bad_argument(old, new):
+    with pytest.raises(BadArgument, match="_string"):
+        check(old, new)
+
+
+@pytest.mark.parametrize("unit", ["a", "ab", "aab"])
+def test_counting_overlaps_of_a_long_repeating_string_takes_no_time_to_speak_of(unit):
+    text, old = unit * (600_000 // len(unit)), unit * (300_000 // len(unit))
+    started = time.monotonic()
+    assert occurrences(text, old) == (len(text) - len(old)) // len(unit) + 1
+    assert time.monotonic() - started < 20  # a plain search takes minutes
+
+
+def test_the_two_ways_of_counting_agree():
+    text = "abacabadabacaba" * 200
+    for old in ("a", "aba", "abacaba", "abacabadabacaba" * 20):
+        places = sum(text.startswith(old, at) for at in range(len(text)))
+        assert occurrences(text, old) == places

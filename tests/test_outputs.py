@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+
+import pytest
+
+from fumehood import copies, outputs
+from fumehood.backends.base import SandboxSpec
+from fumehood.backends.fake import FakeBackend, FakeSandbox
+from fumehood.copies import Copies
+from fumehood.outputs import Outputs, compare
+from fumehood.types import FileStat
+
+
+def stats(**versions: int) -> dict[str, FileStat]:
+    return {path: FileStat(path, 1, (version,)) for path, version in versions.items()}
+
+
+def test_files_are_compared_by_version():
+    found = compare(stats(same=1, changed=1, gone=1), stats(same=1, changed=2, new=1))
+    assert found == (["new"], ["changed"], ["gone"])
+
+
+class Run:
+    """A sandbox in memory whose files the test changes between calls."""
+
+    def __init__(self, tmp_path, io_handler: object = None) -> None:
+        self.sandbox = FakeSandbox(FakeBackend(), SandboxSpec(keeps=True))
+        self.files = self.sandbox.files
+        self.directory = tmp_path / "out" / "session_s"
+        self.outputs = Outputs(Copies(str(tmp_path / "out"), "s"), io_handler)
+        asyncio.run(self.outputs.begin(self.sandbox))
+
+    def collect(self, **output: bytes) -> dict:
+        self.files.update({f"/tmp/output/{name}": data for name, data in output.items()})
+        return asyncio.run(self.outputs.collect(self.sandbox))
+
+    def local(self) -> dict[str, bytes]:
+        found = [path for path in self.directory.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.directory)): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def test_created_changed_and_deleted_files_are_named(run):
+    run.files.update({"/workspace/a": b"1", "/tmp/b": b"1"})
+    assert run.collect()["files"] == {"created": ["/tmp/b", "/workspace/a"], "changed": [], "deleted": []}
+    run.files["/workspace/a"] = b"2"
+    del run.files["/tmp/b"]
+    assert run.collect()["files"] == {"created": [], "changed": ["/workspace/a"], "deleted": ["/tmp/b"]}
+    assert run.collect()["files"] == {"created": [], "changed": [], "deleted": []}
+
+
+def test_what_the_caller_wrote_is_not_the_runs_doing(run):
+    asyncio.run(run.sandbox.write("/tmp/a", b"1"))
+    asyncio.run(run.outputs.note_written(run.sandbox, "/tmp/a"))
+    run.files["/tmp/b"] = b""
+    assert run.collect()["files"]["created"] == ["/tmp/b"]
+
+
+def test_output_files_come_back_under_their_relative_paths(run):
+    meta = run.collect(**{"a.csv": b"1", "plots/p.png": b"2"})
+    assert meta["output_files"] == ["a.csv", "plots/p.png"]
+    assert meta["total_output_files"] == 2
+    assert meta["copied_files"] == [str(run.directory / "a.csv"), str(run.directory / "plots/p.png")]
+    assert run.local() == {"a.csv": b"1", "plots/p.png": b"2"}
+
+
+def test_files_elsewhere_stay_inside(run):
+    run.files["/workspace/secret"] = b"x"
+    meta = run.collect()
+    assert (meta["output_files"], run.directory.exists()) == ([], False)
+
+
+def test_changed_ones_come_first_and_only_they_are_copied_again(run):
+    run.collect(a=b"1", b=b"1")
+    (run.directory / "a").unlink()
+    meta = run.collect(b=b"2")
+    assert meta["output_files"] == ["b", "a"]
+    assert meta["copied_files"] == [str(run.directory / "b")]
+    assert run.local() == {"b": b"2"}
+
+
+def test_twenty_are_listed_and_copied_and_the_rest_comes_with_the_next_call(run):
+    meta = run.collect(**{f"{number:02}": b"x" for number in range(25)})
+    assert len(meta["output_files"]) == len(meta["copied_files"]) == 20
+    assert meta["total_output_files"] == 25
+    assert "5 more files" in meta["output_warnings"][0]
+    assert len(run.collect()["copied_files"]) == 5
+    assert "output_warnings" not in run.collect()
+
+
+@pytest.mark.parametrize("name", ["m.pkl", "m.PKL", "w.safetensors", "a.npy", "x.bin", "n.h5"])
+def test_models_and_raw_binaries_are_listed_and_left(run, name):
+    meta = run.collect(**{name: b"x"})
+    assert meta["output_files"] == [name]
+    assert "copied_files" not in meta
+
+
+def test_a_file_that_is_too_large_is_left_with_one_warning(run, monkeypatch):
+    monkeypatch.setattr(outputs, "MAX_FILE_BYTES", 3)
+    meta = run.collect(big=b"1234", small=b"123")
+    assert meta["output_files"] == ["big", "small"]
+    assert run.local() == {"small": b"123"}
+    assert "/tmp/output/big was not copied: larger" in meta["output_warnings"][0]
+    assert "output_warnings" not in run.collect()
+
+
+def test_a_call_copies_no_more_than_its_cap(run, monkeypatch):
+    monkeypatch.setattr(outputs, "MAX_CALL_BYTES", 5)
+    meta = run.collect(a=b"123", b=b"123", c=b"12")
+    assert run.local() == {"a": b"123", "c": b"12"}
+    assert "1 more files" in meta["output_warnings"][0]
+    assert run.outputs.copied_bytes == 5
+
+
+HOSTILE = ["a\nb", "\x1b[2J", "a\\b", "x" * 230, "/".join("abcdefghijklmnopq"), "\udcff", "a//b", "b/../../c", "./d"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_listed_in_print_and_not_copied(run, tmp_path, name):
+    meta = run.collect(**{name: b"x"})
+    assert meta["total_output_files"] == 1
+    assert "not copied" in meta["output_warnings"][0]
+    said = " ".join([*meta["output_files"], *meta["output_warnings"], *meta["files"]["created"]])
+    assert said.isprintable()
+    said.encode()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_symlink_in_the_destination_is_not_followed(run, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "f").write_bytes(b"mine")
+    run.collect(a=b"1")
+    (run.directory / "dir").symlink_to(elsewhere)
+    (run.directory / "f").symlink_to(elsewhere / "f")
+    meta = run.collect(**{"dir/f": b"theirs", "f": b"theirs"})
+    assert (elsewhere / "f").read_bytes() == b"mine"
+    assert not (run.directory / "f").is_symlink()
+    assert (run.directory / "f").read_bytes() == b"theirs"
+    assert "/tmp/output/dir/f was not copied" in meta["output_warnings"][0]
+
+
+def test_a_symlink_in_place_of_the_session_directory_is_refused(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    run.directory.symlink_to(tmp_path / "elsewhere")
+    assert "not copied" in run.collect(a=b"1")["output_warnings"][0]
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_directory_in_the_way_is_a_warning(run):
+    run.collect(b=b"")
+    (run.directory / "a").mkdir()
+    assert "/tmp/output/a was not copied" in run.collect(a=b"1")["output_warnings"][0]
+    assert sorted(os.listdir(run.directory)) == ["a", "b"]
+
+
+def test_a_full_disk_is_a_warning_and_leaves_nothing_half_written(run, monkeypatch):
+    run.collect(a=b"old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(copies.os, "replace", full)
+    meta = run.collect(a=b"new")
+    assert meta["output_warnings"] == ["/tmp/output/a was not copied: No space left on device"]
+    assert run.local() == {"a": b"old"}
+
+
+def test_a_file_that_is_gone_or_changed_its_kind_meanwhile_is_a_warning(run):
+    run.sandbox.specials.add("/tmp/output/link")
+    meta = run.collect(link=b"x")
+    assert "/tmp/output/link was not copied: Not a regular file" in meta["output_warnings"][0]
+
+
+def test_a_long_list_of_created_files_is_cut(run, monkeypatch):
+    monkeypatch.setattr(outputs, "MAX_NAMED", 3)
+    run.files.update({f"/workspace/{number}": b"" for number in range(5)})
+    meta = run.collect()
+    assert len(meta["files"]["created"]) == 3
+    assert meta["files_truncated"] is True
+
+
+def test_images_that_were_copied_are_shown(tmp_path):
+    shown = []
+
+    class Handler:
+        def send_visualization(self, path: str) -> None:
+            shown.append(path)
+
+    run = Run(tmp_path, Handler())
+    run.collect(**{"p.png": b"1", "q.JPEG": b"1", "s.svg": b"1", "t.csv": b"1"})
+    assert shown == [str(run.directory / name) for name in ("p.png", "q.JPEG", "s.svg")]
+    run.collect(**{"q.JPEG": b"2"})
+    assert shown[3:] == [str(run.directory / "q.JPEG")]
+
+
+def test_an_async_handler_is_awaited_and_hears_of_large_copies(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "PROGRESS_BYTES", 2)
+    heard = []
+
+    class Handler:
+        async def send_visualization(self, path: str) -> None:
+            await asyncio.sleep(0)
+            heard.append(os.path.basename(path))
+
+        async def send_progress(self, text: str) -> None:
+            heard.append(text)
+
+    Run(tmp_path, Handler()).collect(**{"p.png": b"123"})
+    assert heard == ["copying p.png (0 MB)", "p.png"]
+
+
+def test_a_handler_that_fails_or_knows_nothing_changes_nothing(tmp_path, caplog):
+    class Broken:
+        def send_visualization(self, path: str) -> None:
+            raise RuntimeError(path)
+
+    run = Run(tmp_path, Broken())
+    assert run.collect(**{"p.png": b"1"})["copied_files"]
+    assert "send_visualization failed" in caplog.text
+    assert Run(tmp_path, object()).collect(**{"p.png": b"1"})["copied_files"]
