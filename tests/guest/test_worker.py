@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -126,6 +127,7 @@ def test_top_level_await_works_on_one_loop(worker):
     assert worker.run("await task").value == "8"
     assert worker.run("asyncio.run(later())").value == "8"
     assert worker.run("await later() + 1").value == "9"
+    assert worker.run("task = asyncio.create_task(later())\nawait task").value == "8"
 
 
 def test_an_error_in_an_await_begins_at_the_users_frame(worker):
@@ -238,6 +240,15 @@ def test_a_program_may_catch_its_interrupt(worker):
 
 
 # --- a confused program
+
+
+def test_signals_of_the_programs_own_reach_it_only_while_it_runs(worker):
+    worker.run(
+        "import signal, time\nseen = []\nsignal.signal(signal.SIGUSR1, lambda *two: seen.append(1) or 1 / 0)\nNone"
+    )
+    os.kill(worker.process.pid, signal.SIGUSR1)
+    assert worker.run("time.sleep(5)").error == "ZeroDivisionError"
+    assert worker.run("seen").value == "[1]"
 
 
 @pytest.mark.parametrize(

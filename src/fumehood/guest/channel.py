@@ -20,7 +20,8 @@ __builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # see the worke
 
 _read, _write, _close, _dup2 = os.read, os.write, os.close, os.dup2
 _getpid, _exit, _ident = os.getpid, os._exit, _thread.get_ident
-_install, _mask, _SIGINT, _UNBLOCK = _signal.signal, _signal.pthread_sigmask, _signal.SIGINT, _signal.SIG_UNBLOCK
+_install, _mask, _SIGINT = _signal.signal, _signal.pthread_sigmask, _signal.SIGINT
+_BLOCK, _SET = _signal.SIG_BLOCK, _signal.SIG_SETMASK
 
 _RESERVE = 1 << 12  # of a run's results, for the note that there are no more
 _NO_MORE = f"... (further results left out: one run may show {RESULTS_BYTES >> 20} MiB in {RESULTS_COUNT:,} bundles)"
@@ -37,19 +38,26 @@ class Interrupts:
     """SIGINT stops what the program does and nothing of ours: elsewhere it waits, and between runs it is nobody's."""
 
     def __init__(self) -> None:
+        self._others: set[int] = {*map(int, _signal.valid_signals())} - {_SIGINT}
+        self._blocked: set[int] = _mask(_BLOCK, ())
         self.is_run = False  # somebody waits for a run, and means it
         self.is_held = False  # a frame is on its way
         self.is_pending = False
         self.has_struck = False
 
-    def restore(self) -> None:
-        """Whatever the program did to the signal."""
-        _install(_SIGINT, self._handle)
-        _mask(_UNBLOCK, {_SIGINT})
-
     def begin(self) -> None:
         self.is_pending = self.has_struck = False
         self.is_run = True
+
+    def restore(self) -> None:
+        """Whatever the program did to SIGINT; its other signals find it again."""
+        _install(_SIGINT, self._handle)
+        _mask(_SET, self._blocked - {_SIGINT})
+
+    def end(self) -> None:
+        """Between runs no handler of the program's is called."""
+        self.is_run = False
+        self._blocked = _mask(_BLOCK, self._others)
 
     def strike(self) -> NoReturn:
         self.is_pending, self.has_struck = False, True
@@ -167,6 +175,8 @@ class Channel:
                 chunk = _read(self._in, size - len(data))
             except OSError:
                 return None
+            except BaseException:
+                continue  # a handler of the program's, by way of one of its threads
             if not chunk:
                 return None
             data += chunk

@@ -65,7 +65,7 @@ class DisplayHandle:
 
 def bundle(value: Any) -> dict[str, Any]:
     """A value in the forms that it offers, and always as text."""
-    forms = {} if isinstance(value, type) else _chosen(_offered(value))
+    forms = {} if issubclass(type(value), type) else _chosen(_offered(value))
     if "text/plain" not in forms:
         forms["text/plain"] = _text(value)
     return forms

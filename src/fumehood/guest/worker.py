@@ -82,10 +82,8 @@ class _Python:
         self._flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: Any = None
         self._recent: list[Any] = []  # the last three values, newest first
-        main = types.ModuleType("__main__")
-        self._scope = main.__dict__
-        self._scope["__builtins__"] = builtins
-        sys.modules["__main__"] = main
+        self._main = types.ModuleType("__main__")
+        self._scope = self._main.__dict__
         sys.argv = [""]
         _open_streams()
         plain.install()
@@ -101,13 +99,14 @@ class _Python:
             exit_code, error = self._run(f"<run {run}>", source)  # type: ignore[assignment]
         except BaseException as broken:
             _complain(f"fumehood: the run could not be finished: {type(broken).__name__}\n")
-        self._interrupts.is_run = False
+        self._interrupts.end()
         self._frames.finish(exit_code, error, self._interrupts.has_struck)
 
     def _run(self, name: str, source: str) -> tuple[int, str | None]:
-        self._interrupts.restore()
         for fd, spare in enumerate(self._spare):
             _mend(fd, spare)
+        self._scope.update(__name__="__main__", __builtins__=builtins)
+        sys.modules["__main__"] = self._main
         figures.begin()
         value, failure = self._attempt(self._execute, name, source)
         if _getrecursionlimit() < _RECURSION:
@@ -122,7 +121,7 @@ class _Python:
                 if not code and error is None:
                     code, error = _ending(failure)
                 if self._attempt(self._conclude, failure)[1] is not None:
-                    _complain(f"{error}\n")
+                    _complain(f"{error or 'SystemExit'}\n")
         if self._attempt(self.flush)[1] is not None:
             self._attempt(self.flush)  # once more: it was interrupted
         return code, error
@@ -149,6 +148,7 @@ class _Python:
             _exit(code)
 
     def _execute(self, name: str, source: str) -> Any:
+        self._interrupts.restore()
         _open_streams()
         source = source.replace("\r\n", "\n").replace("\r", "\n")
         lines = source.split("\n")
@@ -160,7 +160,7 @@ class _Python:
         if isinstance(last, _ast.Expr) and not _is_silenced(last, lines):
             tree.body.pop()
             parts.append(_ast.Expression(last.value))
-        programs = []
+        programs: list[types.CodeType] = []
         flags = self._flags
         for part in parts:
             mode = "eval" if isinstance(part, _ast.Expression) else "exec"
@@ -168,11 +168,19 @@ class _Python:
             flags |= programs[-1].co_flags & self._feature_flags
         del tree, last, parts
         self._flags = flags
+        if any(program.co_flags & _COROUTINE for program in programs):
+            return self._await(self._evaluate(programs))
+        value = None
+        for program in programs:
+            value = eval(program, self._scope)
+        return value
+
+    async def _evaluate(self, programs: list[types.CodeType]) -> Any:
         value = None
         for program in programs:
             value = eval(program, self._scope)
             if program.co_flags & _COROUTINE:
-                value = self._await(value)
+                value = await value
         return value
 
     def _await(self, coroutine: Any) -> Any:
