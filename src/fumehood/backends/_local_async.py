@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from .base import Event, Places, Process, Sandbox, SandboxSpec
 if TYPE_CHECKING:
     from ..engine.interpreter import Interpreter
     from ..engine.volume import Volume
+
+_MANY = 200  # files: fewer are looked through in less time than a thread takes
 
 
 class LocalSandbox(Sandbox):
@@ -40,6 +43,7 @@ class KeptSandbox(Sandbox):
 
     def __init__(self, volume: Volume):
         self._volume = volume
+        self._has_many = False
         directory = volume.directory
         self.places = Places() if directory is None else Places(f"{directory}/workspace", f"{directory}/tmp")
 
@@ -59,13 +63,16 @@ class KeptSandbox(Sandbox):
         await asyncio.to_thread(self._volume.write, path, data)
 
     async def list(self, directory: str) -> list[FileStat]:
-        return self._volume.beneath(directory, self.places.data)
+        look = functools.partial(self._volume.beneath, directory, self.places.data)
+        found = await asyncio.to_thread(look) if self._has_many else look()
+        self._has_many = len(found) > _MANY
+        return found
 
     async def close(self) -> None:
         await asyncio.to_thread(self._volume.close)
 
     def drop(self) -> None:
-        self._volume.close()
+        self._volume.bury()
 
 
 class _LocalProcess(Process):

@@ -20,12 +20,12 @@ from . import frames
 from .cgroups import Group
 from .flags import KILL_TREE
 
-_CHUNK = 65536
+_CHUNK = PIPE_BYTES = 65536
 _WANTED_PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _GONE_S = 2.0
 _LOOK_S = 0.05
-_MAX_LEFT = 1 << 20  # a pipe holds no more; who writes on is not waited for
+MAX_LEFT = 1 << 20  # a pipe holds no more; who writes on is not waited for
 
 
 _open: weakref.WeakSet[Cell] = weakref.WeakSet()
@@ -256,16 +256,16 @@ class Cell:
 
     def _finish(self, exited: Exited) -> None:
         """What was written before the end is in the pipes; a daemon that holds them open must not make us wait."""
-        self._read_rest()
+        self._read_rest(MAX_LEFT)
         if self._is_lost:
             self._events.clear()
         else:
             self._events.append(exited)
         self._ended = True
 
-    def _read_rest(self) -> None:
+    def _read_rest(self, most: int) -> None:
         for fd in self._names:
-            for _ in range(_MAX_LEFT // _CHUNK):
+            for _ in range(most // _CHUNK):
                 if not self._read_stream(fd):
                     break
 

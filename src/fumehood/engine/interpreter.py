@@ -14,10 +14,11 @@ import socket
 import time
 from typing import Any
 
+from ..errors import BadArgument
 from ..guest.wire import FRAME, MAX_FRAME
 from ..types import Display, Exited
 from . import frames
-from .cell import Cell
+from .cell import MAX_LEFT, PIPE_BYTES, Cell
 from .flags import INTERRUPT, TELL_USAGE
 
 _LOOK_S = 0.05
@@ -25,6 +26,8 @@ _ENDING_S = 0.5
 _CHUNK = 1 << 18
 _MAX_DISPLAYS = 1000
 _MAX_FORMS = 32
+_MAX_NODES = 100_000  # lists and objects in a frame: small as text, large once parsed
+_MAX_HEARD = 64 << 20  # bytes of one run
 
 
 class Interpreter(Cell):
@@ -37,6 +40,7 @@ class Interpreter(Cell):
         self._received = bytearray()
         self._unsent = b""
         self._displays = 0
+        self._heard = 0
         self._done: tuple[int, bool] | None = None
         self._cpu_ns = 0
         self._kill_at = float("inf")
@@ -50,12 +54,17 @@ class Interpreter(Cell):
         return self._ended or self._control.fileno() < 0
 
     def begin(self, code: str) -> None:
+        self._run += 1
+        body = json.dumps({"op": "run", "id": self._run, "code": code}, ensure_ascii=False).encode()
+        if len(body) > MAX_FRAME:
+            raise BadArgument(
+                f"code is {len(body):,} bytes, more than the {MAX_FRAME:,} that one run may have;"
+                " write the data to a file and keep the program small"
+            )
         if self._group is not None:
             self._group.count_from_here()
-        self._run += 1
-        self.is_running, self._displays, self._done = True, 0, None
+        self.is_running, self._displays, self._done, self._heard = True, 0, None, 0
         self._look_at = time.monotonic() + _LOOK_S
-        body = json.dumps({"op": "run", "id": self._run, "code": code}).encode()
         self._unsent += FRAME.pack(len(body)) + body
         self._send()
 
@@ -123,9 +132,10 @@ class Interpreter(Cell):
             self._kill_at = time.monotonic() + _ENDING_S
             return
         self._received += data
+        self._heard += len(data)
         while len(self._received) >= FRAME.size:
             (size,) = FRAME.unpack_from(self._received)
-            if size > MAX_FRAME:
+            if size > MAX_FRAME or self._heard > _MAX_HEARD:
                 self._received.clear()
                 self._close_stdin()
                 self.kill()
@@ -143,7 +153,7 @@ class Interpreter(Cell):
             data = frame.get("data")
             if isinstance(data, dict) and 0 < len(data) <= _MAX_FORMS:
                 self._displays += 1
-                self._read_rest()  # what it printed before comes before
+                self._read_rest(PIPE_BYTES)  # what it printed before comes before
                 self._events.append(Display(data))
         elif frame.get("event") == "done":
             code = frame.get("exit_code")
@@ -155,7 +165,7 @@ class Interpreter(Cell):
             return
         cpu_ns, max_rss_bytes = frames.parse_usage(frame)
         code, _ = self._done
-        self._read_rest()
+        self._read_rest(MAX_LEFT)
         reason = self._reason(killed=False, flags=0) if code else "ok"
         used_s = max(0, cpu_ns - self._cpu_ns) / 1e9
         self._cpu_ns = cpu_ns
@@ -168,6 +178,8 @@ class Interpreter(Cell):
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
+    if body.count(b"[") + body.count(b"{") > _MAX_NODES:
+        return {}
     try:
         frame = json.loads(body)
     except (ValueError, RecursionError):

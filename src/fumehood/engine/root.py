@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import marshal
 import os
-from typing import TYPE_CHECKING
 
 from ..types import Level, Limits, Receipt
 from . import plan, receipt
@@ -17,9 +16,6 @@ from .launch import PACKAGE_HOME, boot, host_executable
 from .layout import discover
 from .pool import Pool
 from .zygotes import SetupFailed, Zygote
-
-if TYPE_CHECKING:
-    from .volume import Volume
 
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
@@ -106,18 +102,23 @@ class Root:
         cell.when_closed(clear)
         return cell
 
-    def make_cell_in(self, volume: Volume, cell: Cell) -> None:
-        """Like `make_cell`, with the volume's files and in its group."""
-        limits, directory = volume.limits, volume.directory
+    def make_cell_in(
+        self,
+        cell: Cell,
+        limits: Limits,
+        group: Group | None,
+        volume: int | None,
+        directory: str | None,
+        shown: str | None,
+    ) -> None:
+        """Like `make_cell`, with the files of a volume or of a directory, and in their group."""
         if directory is not None:
-            shown = (volume.packages,) if volume.packages is not None else ()
-            order = self._order(self._open_cell(limits, directory, shown), limits, directory)
+            open_cell = self._open_cell(limits, directory, () if shown is None else (shown,))
+            order = self._order(open_cell, limits, directory)
         else:
-            order = self._order(self._sealed_cell(limits, in_volume=True), limits, volume=volume.number)
-        self.zygote.make_cell(order, limits, cell, volume.group, is_shared=True)
-        cell.belong(
-            sealed=directory is None, group=volume.group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone
-        )
+            order = self._order(self._sealed_cell(limits, in_volume=True), limits, volume=volume)
+        self.zygote.make_cell(order, limits, cell, group, is_shared=True)
+        cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
         cell.directory = directory
 
     def pool(self, limits: Limits, maximum: int) -> Pool:

@@ -71,11 +71,13 @@ class Supervisor:
                 if not self._sealed:
                     os.kill(self._child, signal.SIGKILL)
                     return self._report(signal.SIGKILL, None)
-            elif info.si_signo == TELL_USAGE:
-                if info.si_pid != self._child:
+            elif info.si_signo in (TELL_USAGE, INTERRUPT):
+                if self._sealed and info.si_pid:
+                    continue  # from inside: only the host has no number here
+                if info.si_signo == INTERRUPT:
+                    self._interrupt()
+                else:
                     os.write(self._control, frames.usage(*_usage(self._child, None)))
-            elif info.si_signo == INTERRUPT:
-                self._interrupt()
             elif info.si_code == _SI_USER and info.si_pid == self._child:
                 return self._report(_EXIT_CODES[info.si_signo] << 8, None)
 

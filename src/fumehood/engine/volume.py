@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import os
+import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ..errors import SandboxLost
 from ..types import Command, FileStat, Limits
@@ -17,13 +19,14 @@ from .cgroups import Group
 from .files import Files
 from .interpreter import Interpreter
 from .order import program
+from .root import Root
 from .zygotes import ZygoteGone
-
-if TYPE_CHECKING:
-    from .root import Root
 
 _INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
 _numbers = itertools.count(1)
+_alive: weakref.WeakSet[Volume] = weakref.WeakSet()
+_graves: queue.SimpleQueue[Volume] = queue.SimpleQueue()
+_undertaker: threading.Thread | None = None
 
 
 def open_volume(
@@ -33,6 +36,7 @@ def open_volume(
     packages: str | None,
     progress: lend.Progress | None,
 ) -> Volume:
+    _hire()
     group = root.zygote.take_group(limits)
     try:
         make = _sealed if root.level == "sealed" else _open
@@ -137,6 +141,7 @@ class Volume:
         self._interpreter: Interpreter | None = None
         self._lock = threading.Lock()
         self._closed = False
+        _alive.add(self)
 
     def start(self, command: Command) -> Cell:
         """A command beside the interpreter, in a cell of its own."""
@@ -179,12 +184,21 @@ class Volume:
             self.group.clear()
         self._remove()
 
+    def bury(self) -> None:
+        """`close` for the garbage collector, which may come while this thread holds a lock that closing needs."""
+        _graves.put(self)
+
+    def abandon(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._closed = True
+        self._files.close()
+
     def _begin(self, cell: Cell, command: Command) -> Cell:
         if self._closed:
             cell.close()
             raise SandboxLost("the sandbox is closed")
         try:
-            self._root.make_cell_in(self, cell)
+            self._root.make_cell_in(cell, self.limits, self.group, self.number, self.directory, self.packages)
         except ZygoteGone:
             raise SandboxLost("the sandbox went away with its zygote, and its files with it; start anew") from None
         with self._lock:
@@ -201,3 +215,32 @@ class Volume:
     def _forget(self, cell: Cell) -> None:
         cell.close()
         self._cells.discard(cell)
+
+
+def _hire() -> None:
+    global _undertaker
+    if _undertaker is None:
+        _undertaker = threading.Thread(target=_dig, name="fumehood-volumes", daemon=True)
+        _undertaker.start()
+
+
+def _dig() -> None:
+    while True:
+        _graves.get().close()
+
+
+def _close_all() -> None:
+    for volume in list(_alive):
+        volume.close()
+
+
+def _after_fork() -> None:
+    global _undertaker, _graves
+    _undertaker, _graves = None, queue.SimpleQueue()
+    for volume in list(_alive):
+        volume.abandon()
+    _alive.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork)
