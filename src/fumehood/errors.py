@@ -104,7 +104,7 @@ class BudgetExceeded(SessionError):
 
 
 class FileError(FumehoodError):
-    """`kind`: invalid, missing, directory, special, too_large, full, denied; for edits not_text, no_match, not_unique."""
+    """`kind`: invalid, missing, directory, special, too_large, full, denied; of edits not_text, no_match, not_unique"""
 
     def __init__(self, message: str, kind: str):
         super().__init__(message)
