@@ -394,3 +394,12 @@ def test_a_lone_surrogate_in_a_bundle_becomes_writable():
 def test_json_values_come_through_as_they_are():
     value = {"a": [1, 2.5, True, None, "é", {"b": []}]}
     assert clean({"application/json": value})[0] == {"application/json": value}
+
+
+def test_a_receipt_that_is_too_weak_kills_a_run_at_once():
+    fake = FakeBackend(replies=[Reply(after_s=60)])
+    started = time.monotonic()
+    with pytest.raises(IsolationUnavailable):
+        kept(fake, require="sealed")
+    assert time.monotonic() - started < INTERRUPT_GRACE_S
+    assert (fake.processes[0].interrupts, fake.processes[0].killed) == (0, True)

@@ -112,8 +112,8 @@ async def run_in(
                 event = await process.read(wait_s)
                 if event is not None and not isinstance(event, Exited):
                     watcher.see(event)
-    except BaseException:
-        if plan.command.keeps_state and not isinstance(event, Exited):
+    except BaseException as error:
+        if plan.command.keeps_state and not isinstance(event, Exited) and _is_cancellation(error):
             event = await _interrupted(process)
         raise
     finally:
@@ -123,9 +123,15 @@ async def run_in(
 
 
 async def _nap(wait_s: float) -> None:
-    import asyncio  # for those who watch: who drives without a loop never comes here
+    import asyncio  # those who drive without a loop never load it
 
     await asyncio.sleep(wait_s)
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    import asyncio
+
+    return isinstance(error, asyncio.CancelledError)
 
 
 async def _interrupted(process: Process) -> Event | None:
