@@ -26,7 +26,7 @@ LAYERS = (
     ("registry", "arguments", "screen", "redact", "records", "sync", "policy"),
     ("planning", "notes", "bundles", "execution", "steps", "paths", "edits", "datasets", "budget", "copies"),
     ("requirements", "packages", "installer", "wheels_only"),
-    ("api", "session", "calls", "lifetime", "streaming", "outputs", "sync_session", "open_session"),
+    ("api", "session", "calls", "lifetime", "streaming", "outputs", "sync_session"),
     ("tools", "bench", "replay"),
     ("cli", "__main__"),
 )

@@ -107,6 +107,7 @@ class Calls:
             keeps=True,
             datasets=tuple((dataset.filename, dataset.path) for dataset in self.datasets),
             packages=None if self._layer is None else self._layer.path,
+            progress=self._progress(),
         )
         sandbox = await self.keeper.start(spec, given_up)
         try:
@@ -117,8 +118,8 @@ class Calls:
         return sandbox
 
     def _progress(self) -> Callable[[str], None]:
-        loop = asyncio.get_running_loop()
-        return lambda text: _ignore(asyncio.run_coroutine_threadsafe(self.outputs.tell("send_progress", text), loop))
+        loop, outputs = asyncio.get_running_loop(), self.outputs  # not us: the sandbox may keep it
+        return lambda text: _ignore(asyncio.run_coroutine_threadsafe(outputs.tell("send_progress", text), loop))
 
     async def execute(self, plan: Plan, kind: str, trace: str | None, stream: Stream | None = None) -> ExecutionResult:
         async with self.turn():

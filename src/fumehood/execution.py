@@ -196,7 +196,17 @@ def _follow(plan: Plan, process: _Killable, started: float) -> _Following:
             break
         elif bundles is not None:
             bundles.add(event.data)
-    return _result(plan, process.receipt, stdout, stderr, cause, exited, started, bundles, killed)
+    result = _result(plan, process.receipt, stdout, stderr, cause, exited, started, bundles, killed)
+    if bundles is not None and getattr(process, "began_anew", False):
+        _say_begun_anew(result)
+    return result
+
+
+def _say_begun_anew(result: ExecutionResult) -> None:
+    from .notes import BEGUN_ANEW  # rare
+
+    result.meta["state"] = "lost"
+    result.stderr = f"{BEGUN_ANEW}{result.stderr}"
 
 
 def _stop(process: _Killable, kill: bool) -> float:

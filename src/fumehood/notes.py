@@ -12,6 +12,10 @@ _LOST = (
     "the interpreter was replaced: variables, imports and functions of earlier runs are gone; files are kept,"
     " so define again what you need"
 )
+BEGUN_ANEW = (
+    "fumehood: the interpreter of this session had ended since its last run, and this one began in a new one:"
+    " variables, imports and functions of earlier runs are gone; files are kept\n"
+)
 
 
 def note(reason: Reason, exit_code: int, plan: Plan, cpu_s: float, state_lost: bool | None) -> str:

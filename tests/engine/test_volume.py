@@ -229,6 +229,21 @@ def test_files_that_the_host_writes_belong_to_the_program(engine, opened):
     assert (out, err) == ("hi\n", "")
 
 
+def test_an_interpreter_that_died_between_runs_is_replaced_and_the_next_run_says_so(engine, opened):
+    volume = opened(engine)
+    run(volume, "import os, threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), os._exit(5))).start()")
+    first = volume.waiting_interpreter()
+    assert first is not None
+    assert first.is_gone(10)
+    run(volume, "x = 1")
+    second = volume.waiting_interpreter()
+    assert second is not first
+    assert second.replaces_untold
+    assert run(volume, "import os; os._exit(5)")[3].state_lost
+    assert text(run(volume, "'x' in dir()")[2]) == ["False"]
+    assert not volume.waiting_interpreter().replaces_untold
+
+
 # --- datasets
 
 

@@ -111,6 +111,8 @@ class _Run(_LocalProcess):
     def __init__(self, interpreter: Interpreter):
         super().__init__(interpreter)
         self._interpreter = interpreter
+        self.began_anew = interpreter.replaces_untold
+        interpreter.replaces_untold = False
 
     def kill(self) -> None:
         if self._interpreter.is_running:

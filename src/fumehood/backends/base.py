@@ -50,6 +50,7 @@ class Places(NamedTuple):
 
 class Process(ABC):
     receipt: Receipt  # valid from the moment `start` returned
+    began_anew: bool = False  # a run whose interpreter took the place of one that died between runs
 
     @abstractmethod
     async def read(self, timeout_s: float | None = None) -> Event | None: ...

@@ -12,8 +12,7 @@ from typing import Any
 
 from ..api import OneShot, get_sandbox
 from ..errors import EngineFailed
-from ..open_session import open_session
-from ..sync_session import Session
+from ..sync_session import Session, open_session
 from ..types import ExecutionResult
 from .samples import Candidate
 

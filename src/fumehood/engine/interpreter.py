@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BadArgument
 from ..guest.wire import FRAME, MAX_FRAME
-from ..types import Display, Exited
+from ..types import Display, Exited, Output
 from . import frames
 from .cell import MAX_LEFT, PIPE_BYTES, Cell
 from .flags import INTERRUPT, TELL_USAGE
@@ -35,6 +35,8 @@ class Interpreter(Cell):
 
     def __init__(self) -> None:
         super().__init__()
+        self.death_was_told = False
+        self.replaces_untold = False  # one whose death nobody has heard of
         self._run = 0
         self.is_running = False
         self._received = bytearray()
@@ -67,6 +69,12 @@ class Interpreter(Cell):
         self._look_at = time.monotonic() + _LOOK_S
         self._unsent += FRAME.pack(len(body)) + body
         self._send()
+
+    def read(self, timeout_s: float | None = None) -> Output | Display | Exited | None:
+        event = super().read(timeout_s)
+        if isinstance(event, Exited) and event.state_lost:
+            self.death_was_told = True
+        return event
 
     def interrupt(self) -> None:
         """Ask it to stop and stay; what it has started is killed."""

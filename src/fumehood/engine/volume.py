@@ -149,13 +149,14 @@ class Volume:
 
     def waiting_interpreter(self) -> Interpreter | None:
         interpreter = self._interpreter
-        return None if interpreter is None or interpreter.is_dead else interpreter
+        return None if interpreter is None or interpreter.is_dead or interpreter.is_gone(0) else interpreter
 
     def make_interpreter(self, command: Command) -> Interpreter:
         """In place of one that died, if there was one."""
-        if self._interpreter is not None:
-            self._forget(self._interpreter)
         interpreter = Interpreter()
+        if self._interpreter is not None:
+            interpreter.replaces_untold = not self._interpreter.death_was_told
+            self._forget(self._interpreter)
         self._begin(interpreter, command._replace(argv=("python",), script=None, stdin=b""))
         self._interpreter = interpreter
         return interpreter
