@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import importlib.util
 import json
 import textwrap
 
@@ -275,7 +276,7 @@ def test_ipython_is_stood_in_for(without_ipython):
 
 
 def test_a_real_ipython_shows_through_us(worker):
-    if worker.run("import importlib.util\nimportlib.util.find_spec('IPython').origin").value == "None":
+    if importlib.util.find_spec("IPython") is None:
         pytest.skip("needs IPython")
     ran = worker.run("from IPython.display import HTML, display\ndisplay(HTML('<p>'))")
     assert (ran.displays[0]["text/html"], ran.stdout) == ("<p>", "")

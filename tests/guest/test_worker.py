@@ -438,9 +438,9 @@ def test_it_ends_when_nobody_asks_any_more(start):
 
 def test_nothing_heavy_is_imported_at_the_top():
     code = "import sys; from fumehood.guest import worker; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     bare = subprocess.run(
-        [sys.executable, "-I", "-c", "import sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         timeout=60,
