@@ -33,10 +33,9 @@ _RECURSION = 1000
 
 
 def import_ahead() -> None:
-    """Load once, before the fork, what every session needs."""
+    """Load once, before the fork, what every session needs. No more: each cell forked later pays for every page."""
     import __future__  # noqa: F401
 
-    import asyncio  # noqa: F401
     import base64  # noqa: F401
     import fcntl  # noqa: F401
     import importlib.machinery  # noqa: F401
