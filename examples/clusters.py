@@ -22,4 +22,4 @@ plt.title(f"{len(customers):,} customers")
 plt.savefig(f"{OUTPUT}/groups.png", dpi=120)  # noqa: F821
 plt.close()
 
-summary
+summary  # noqa: B018

@@ -25,7 +25,7 @@ def write_customers(path, rows=200_000):
         table.write("orders,basket\n")
         for _ in range(rows):
             orders, basket = chance.choice(kinds)
-            table.write(f"{chance.gauss(orders, 2.5):.2f},{chance.gauss(basket, 9):.2f}\n")
+            table.write(f"{abs(chance.gauss(orders, 2)):.2f},{abs(chance.gauss(basket, 6)):.2f}\n")
 
 
 def tell(title, result):
