@@ -23,6 +23,7 @@ COMMANDS = {
     "show": "history",
     "verify": "history",
     "replay": "replay",
+    "shell": "shell",
     "config": "settings",
     "bench": "bench",
 }
