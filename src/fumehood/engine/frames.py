@@ -19,7 +19,7 @@ MADE = b"M"  # a volume, with a descriptor of its root; or what else was asked
 
 MAX_FRAME = 4096
 _EXIT = struct.Struct("<iQQB")
-_USAGE = struct.Struct("<QQ")
+_USAGE = struct.Struct("<QQB")
 _PID = struct.Struct("<I")
 
 DISK_FULL, MEMORY_KILL, PROCESSES_HIT, HAD_OTHERS = 1, 2, 4, 8
@@ -48,13 +48,13 @@ def exited(status: int, cpu_ns: int, max_rss_bytes: int, flags: int) -> bytes:
     return EXITED + _EXIT.pack(status, cpu_ns, max_rss_bytes, flags)
 
 
-def usage(cpu_ns: int, max_rss_bytes: int) -> bytes:
-    return USAGE + _USAGE.pack(cpu_ns, max_rss_bytes)
+def usage(cpu_ns: int, max_rss_bytes: int, flags: int) -> bytes:
+    return USAGE + _USAGE.pack(cpu_ns, max_rss_bytes, flags)
 
 
-def parse_usage(frame: bytes) -> tuple[int, int]:
-    cpu_ns, max_rss_bytes = _USAGE.unpack(frame[1:])
-    return cpu_ns, max_rss_bytes
+def parse_usage(frame: bytes) -> tuple[int, int, int]:
+    cpu_ns, max_rss_bytes, flags = _USAGE.unpack(frame[1:])
+    return cpu_ns, max_rss_bytes, flags
 
 
 def parse_exit(frame: bytes) -> Exit:

@@ -171,10 +171,10 @@ class Interpreter(Cell):
     def _told(self, frame: bytes) -> None:
         if frame[:1] != frames.USAGE or self._done is None or not self.is_running:
             return
-        cpu_ns, max_rss_bytes = frames.parse_usage(frame)
+        cpu_ns, max_rss_bytes, flags = frames.parse_usage(frame)
         code, _ = self._done
         self._read_rest(MAX_LEFT)
-        reason = self._reason(killed=False, flags=0) if code else "ok"
+        reason = self._reason(killed=False, flags=flags) if code else "ok"
         used_s = max(0, cpu_ns - self._cpu_ns) / 1e9
         self._cpu_ns = cpu_ns
         self.is_running = False

@@ -77,7 +77,8 @@ class Supervisor:
                 if info.si_signo == INTERRUPT:
                     self._interrupt()
                 else:
-                    os.write(self._control, frames.usage(*_usage(self._child, None)))
+                    full = frames.DISK_FULL if self._disk and _is_full(self._disk) else 0
+                    os.write(self._control, frames.usage(*_usage(self._child, None), full))
             elif info.si_code == _SI_USER and info.si_pid == self._child:
                 return self._report(_EXIT_CODES[info.si_signo] << 8, None)
 
