@@ -180,9 +180,9 @@ class Calls:
         out = len(result.stdout.encode("utf-8", "replace")) + len(result.stderr.encode("utf-8", "replace"))
         if self.settings.session_max_output_mb is not None:
             out += sum(clean(bundle)[1] for bundle in meta.get("results", ()))
-        self._budget.spend(
-            cpu_s=meta["usage"]["cpu_s"], wall_s=result.duration, output_bytes=out + self.outputs.copied_bytes
-        )
+        # What was killed cannot be asked what it used: its time counts, or a budget could be dodged by never stopping.
+        cpu_s = meta["usage"]["cpu_s"] or (result.duration if meta["reason"] not in ("ok", "error") else 0.0)
+        self._budget.spend(cpu_s=cpu_s, wall_s=result.duration, output_bytes=out + self.outputs.copied_bytes)
         command = plan.command.argv if kind == "exec" else None
         language = "python" if kind == "run" else ""
         self.steps.record(
