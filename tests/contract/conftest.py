@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from fumehood import FumehoodError, IsolationUnavailable, OneShot, get_sandbox
-from fumehood.types import ExecutionResult
+from fumehood import AsyncSession, FumehoodError, IsolationUnavailable, OneShot, get_sandbox, open_session
+from fumehood.types import Display, ExecutionResult, Exited, Output
 from support import execute
 
 # What a target cannot do, by module or test, and why. A gap that starts to pass fails the suite.
@@ -24,6 +28,7 @@ GAPS: dict[str, dict[str, str]] = {
         "test_programs": RUNS_NOTHING,
         "test_limits": RUNS_NOTHING,
         "test_inside": RUNS_NOTHING,
+        "test_sessions": RUNS_NOTHING,
         "test_cancel_from_another_thread_kills_the_tree": RUNS_NOTHING,
         "test_eight_threads_at_once_each_get_their_own_result": RUNS_NOTHING,
     },
@@ -31,11 +36,17 @@ GAPS: dict[str, dict[str, str]] = {
         "test_a_program_may_serve_and_call_itself": NO_LOOPBACK,
         "test_disk": NO_OWN_DISK,
         "test_inodes": NO_OWN_DISK,
+        "test_a_full_disk_is_an_error_and_what_was_there_stays": NO_OWN_DISK,
+        "test_a_disk_filled_by_the_program_is_told_to_both": NO_OWN_DISK,
+        "test_no_more_files_than_inodes": NO_OWN_DISK,
     },
     "process": {
         "test_the_network_is_off_by_default": NETWORK_SHARED,
         "test_disk": NO_OWN_DISK,
         "test_inodes": NO_OWN_DISK,
+        "test_a_full_disk_is_an_error_and_what_was_there_stays": NO_OWN_DISK,
+        "test_a_disk_filled_by_the_program_is_told_to_both": NO_OWN_DISK,
+        "test_no_more_files_than_inodes": NO_OWN_DISK,
     },
 }
 
@@ -59,6 +70,7 @@ class Target:
 TARGETS = [
     Target(level, driver) for level in ("sealed", "confined", "process", "fake") for driver in ("direct", "async")
 ]
+SESSION_TARGETS = tuple(TARGETS)
 TARGETS.insert(2, Target("sealed", "direct", warm=True))
 
 
@@ -88,6 +100,80 @@ class Box:
         return result.stdout.strip()
 
 
+@dataclass
+class Kept:
+    """A session on one target, by either driver, with its verbs; calling it with settings gives another one."""
+
+    target: Target
+    settings: dict[str, Any]
+    loop: asyncio.AbstractEventLoop
+    opened: list[Kept] = field(default_factory=list)
+    session: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        make = open_session if self.target.driver == "direct" else AsyncSession
+        self.session = make(**{"store_code": "never", **self.target.settings, **self.settings})
+        self.opened.append(self)
+
+    def __call__(self, **settings: Any) -> Kept:
+        return Kept(self.target, {**self.settings, **settings}, self.loop, self.opened)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.session, name)
+        if inspect.iscoroutinefunction(value):
+            return lambda *args, **named: self.wait_for(value(*args, **named))
+        return value
+
+    def wait_for(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def run(self, code: str, timeout: float = 20, **named: Any) -> ExecutionResult:
+        call = self.__getattr__("run")
+        result: ExecutionResult = call(textwrap.dedent(code), timeout, **named)
+        return result
+
+    def out(self, code: str, **named: Any) -> str:
+        """What a run that must go well prints."""
+        result = self.run(code, **named)
+        assert (result.exit_code, result.stderr) == (0, ""), result
+        return result.stdout.strip()
+
+    def value(self, code: str) -> Any:
+        """The last expression of a run that must go well, as text."""
+        result = self.run(code)
+        assert (result.exit_code, result.stderr) == (0, ""), result
+        return result.meta["results"][-1]["text/plain"]
+
+    def path(self, path: str) -> str:
+        """Where the program finds what its caller calls /tmp/… or /workspace/…; makes the sandbox."""
+        self.check()
+        _, top, rest = path.split("/", 2)
+        return f"{getattr(self.places, top)}/{rest}"
+
+    def watch(
+        self, program: Any, leave_after: int | None = None, timeout: float = 20
+    ) -> tuple[list[tuple[float, Output | Display | Exited]], ExecutionResult]:
+        """The events of a stream with the times they came, and its result."""
+        seen: list[tuple[float, Any]] = []
+
+        async def watch() -> ExecutionResult:
+            async with self.session.stream(program, timeout) as stream:
+                async for event in stream:
+                    seen.append((time.monotonic(), event))
+                    if len(seen) == leave_after:
+                        break
+            return stream.result
+
+        if self.target.driver == "async":
+            return seen, self.wait_for(watch())
+        with self.session.stream(program, timeout) as stream:
+            for event in stream:
+                seen.append((time.monotonic(), event))
+                if len(seen) == leave_after:
+                    break
+        return seen, stream.result
+
+
 @functools.cache
 def why_not(level: str) -> str | None:
     try:
@@ -114,6 +200,23 @@ def box(target: Target) -> Iterator[Box]:
     yield box
     for sandbox in box.opened:
         sandbox.close()
+
+
+@pytest.fixture
+def session(target: Target, tmp_path: Any) -> Iterator[Kept]:
+    reason = why_not(target.level)
+    if reason is not None:
+        pytest.skip(reason)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    kept = Kept(target, {"output_dir": str(tmp_path / "output"), "session_id": "x"}, loop)
+    yield kept
+    for each in kept.opened:
+        each.close()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
