@@ -70,7 +70,7 @@ def test_anything_but_a_mapping_is_refused(given):
 def test_a_missing_file_is_named_with_its_dataset(tmp_path):
     with pytest.raises(BadArgument) as caught:
         resolved({"sales": tmp_path / "sales.csv"})
-    assert str(caught.value) == f"dataset 'sales': {tmp_path}/sales.csv does not exist"
+    assert str(caught.value) == f"dataset 'sales': {tmp_path}/sales.csv does not exist; check the path"
 
 
 def test_a_directory_a_pipe_and_a_device_are_refused(tmp_path):

@@ -43,7 +43,10 @@ class Copies:
         """Write one file, all of it or nothing, and return where it is."""
         self.check(relative)
         *directories, name = relative.split("/")
-        os.makedirs(self._parent, exist_ok=True)
+        try:
+            os.makedirs(self._parent, exist_ok=True)
+        except FileExistsError:
+            raise ValueError(f"{self._parent} is not a directory; set SANDBOX_OUTPUT_DIR to one") from None
         with _opened(self._parent, follow=True) as top:
             self._save(top, [self._name, *directories], name, data)
         return os.path.join(self.directory, *directories, name)

@@ -92,13 +92,13 @@ def _check_file(name: object, path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise BadArgument(f"dataset {_shown(name)}: {path} does not exist") from None
+        raise BadArgument(f"dataset {_shown(name)}: {path} does not exist; check the path") from None
     except (OSError, ValueError) as error:
         raise BadArgument(f"dataset {_shown(name)}: {path} cannot be used ({error})") from None
     if stat.S_ISDIR(mode):
         raise BadArgument(f"dataset {_shown(name)}: {path} is a directory; name each file, or pack it into one")
     if not stat.S_ISREG(mode):
-        raise BadArgument(f"dataset {_shown(name)}: {path} is not a regular file")
+        raise BadArgument(f"dataset {_shown(name)}: {path} is not a regular file; copy what is in it to one")
     if not os.access(path, os.R_OK):
         raise BadArgument(f"dataset {_shown(name)}: {path} cannot be read: permission denied")
 

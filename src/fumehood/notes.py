@@ -8,10 +8,7 @@ from .planning import Plan
 from .types import Reason
 
 _MB = 1024 * 1024
-_LOST = (
-    "the interpreter was replaced: variables, imports and functions of earlier runs are gone; files are kept,"
-    " so define again what you need"
-)
+_GONE = "variables, imports and functions of earlier runs are gone; files are kept, so define again what you need"
 BEGUN_ANEW = (
     "fumehood: the interpreter of this session had ended since its last run, and this one began in a new one:"
     " variables, imports and functions of earlier runs are gone; files are kept\n"
@@ -24,7 +21,8 @@ def note(reason: Reason, exit_code: int, plan: Plan, cpu_s: float, state_lost: b
     if reason not in ("ok", "error"):
         lines.append(_what(reason, exit_code, plan, cpu_s, state_lost))
     if state_lost:
-        lines.append(f"the run ended its interpreter: {_LOST}" if reason in ("ok", "error") else _LOST)
+        how = "the run ended its interpreter" if reason in ("ok", "error") else "the interpreter was replaced"
+        lines.append(f"{how}: {_GONE}")
     return "".join(f"fumehood: {line}\n" for line in lines)
 
 
@@ -60,7 +58,7 @@ def _what(reason: Reason, exit_code: int, plan: Plan, cpu_s: float, state_lost: 
 def _timeout(plan: Plan, state_lost: bool | None) -> str:
     happened = f"Execution timed out after {plan.timeout_s:g} s and was {_ended(state_lost)}"
     if plan.cut_by is not None:
-        return f"{happened}; no more was left of SANDBOX_{plan.cut_by.upper()}, which bounds the whole session"
+        return f"{happened}; no more was left of SANDBOX_{plan.cut_by.upper()}: this session takes no further call"
     return (
         f"{happened}; do less per call, or give a longer timeout"
         " (default SANDBOX_TIMEOUT_SEC, ceiling SANDBOX_MAX_TIMEOUT_SEC)"

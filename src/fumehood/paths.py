@@ -23,6 +23,8 @@ def checked(path: object, places: Places) -> str:
 
 def checked_directory(path: object, places: Places) -> str:
     """The same for a directory, which may be one of the places themselves."""
+    if isinstance(path, str) and len(path) > 1:
+        path = path.removesuffix("/")
     for prefix, place in _prefixes(places):
         if path == prefix:
             return place

@@ -68,7 +68,9 @@ class Stream:
 
     async def __anext__(self) -> Event:
         if self._task is None:
-            raise SessionError("a stream is a context manager: `async with session.stream(...) as events`")
+            raise SessionError(
+                "a stream is a context manager: `with session.stream(...) as events`, or `async with` of an AsyncSession"
+            )
         while True:
             if self._events:
                 event, size = self._events.popleft()

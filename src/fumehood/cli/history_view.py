@@ -18,11 +18,11 @@ def table(chosen: Iterable[tuple[dict[str, Any], str]]) -> Iterator[str]:
             _text(record, "timestamp")[:19].replace("T", " ") or name[:15],
             (_text(record, "execution_id") or _text(record, "hash"))[:24],
             _text(record, "backend"),
-            _text(record, "language"),
+            _text(record, "language") or _text(record, "kind"),
             str(exit_code(record)),
             _outcome(record),
             _seconds(_result(record).get("duration")),
-            _first_line(_text(record, "code")),
+            _what_ran(record),
         )
         for record, name in chosen
     ]
@@ -34,6 +34,14 @@ def table(chosen: Iterable[tuple[dict[str, Any], str]]) -> Iterator[str]:
         line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         failed = number > 0 and row[4] != "0"
         yield style(line, "bold") if number == 0 else style(line, "red") if failed else style(line)
+
+
+def _what_ran(record: dict[str, Any]) -> str:
+    """The command of one, the path of a file that was written, or else the code's first line."""
+    command, path = record.get("command"), _text(record, "path")
+    if isinstance(command, list) and command:
+        return " ".join(map(str, command))[:80]
+    return path or _first_line(_text(record, "code"))
 
 
 def page(record: dict[str, Any], name: str) -> Iterator[str]:
@@ -49,7 +57,11 @@ def page(record: dict[str, Any], name: str) -> Iterator[str]:
         "reason given": record.get("reasoning_trace"),
         "backend": record.get("backend"),
         "isolation": isolation.get("level") if isinstance(isolation, dict) else None,
+        "kind": record.get("kind"),
+        "session": record.get("session_id"),
         "language": record.get("language"),
+        "command": _json(record.get("command")),
+        "path": record.get("path"),
         "arguments": _json(record.get("args")),
         "environment": _json(record.get("env")),
         "input": f"{record['stdin_bytes']} bytes" if record.get("stdin_bytes") else None,

@@ -22,7 +22,7 @@ _MAX_DEPTH = 64
 _CHUNK = 1 << 20
 
 _KINDS = {
-    errno.ENOENT: ("missing", "does not exist"),
+    errno.ENOENT: ("missing", "does not exist; files() lists what is there"),
     errno.ENOTDIR: ("special", "goes through something that is not a directory, or through a symbolic link"),
     errno.ELOOP: ("special", "is a symbolic link, which is not followed from outside the sandbox"),
     errno.EISDIR: ("directory", "is a directory"),

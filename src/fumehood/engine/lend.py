@@ -109,7 +109,7 @@ def _size(name: str, path: str) -> int:
             f"dataset {name!r}: {path} cannot be read ({error.strerror}); give a file that exists"
         ) from None
     if not stat.S_ISREG(status.st_mode):
-        raise BadArgument(f"dataset {name!r}: {path} is not a regular file")
+        raise BadArgument(f"dataset {name!r}: {path} is not a regular file; copy what is in it to one")
     return status.st_size
 
 
