@@ -18,6 +18,7 @@ from ..types import Limits
 _PREFIX = "fumehood-"
 _LEAF = f"/{_PREFIX}host"
 _CONTROLLERS = ("memory", "pids")
+_SPARE = 16
 _NO_FIX = "start it alone in a delegated group: systemd-run --user --scope -p Delegate=yes python …"
 
 
@@ -171,11 +172,12 @@ class Group:
 
 
 class Groups:
-    """As many as cells have been alive at once, used again and again."""
+    """As many as cells have been alive at once, used again and again; of those of a crowd that left, some."""
 
     def __init__(self) -> None:
         self.home = find_home()
         self._groups: list[Group] = []
+        self._made = 0
 
     @property
     def version(self) -> int:
@@ -191,8 +193,17 @@ class Groups:
         for group in self._groups:
             if group.is_free():
                 return group
-        self._groups.append(Group(self.home, str(len(self._groups))))
+        self._groups.append(Group(self.home, str(self._made)))
+        self._made += 1
         return self._groups[-1]
+
+    def trim(self) -> None:
+        """Each costs descriptors: keep no more idle ones than the next few cells will want."""
+        if len(self._groups) <= _SPARE:
+            return
+        for group in [group for group in self._groups if group.is_free()][_SPARE:]:
+            self._groups.remove(group)
+            group.remove()
 
     def remove(self) -> None:
         for group in self._groups:

@@ -182,7 +182,7 @@ class Volume:
             self._forget(cell)
         self._files.close()
         if self.group is not None:
-            self.group.clear()
+            self._root.zygote.give_back(self.group)
         self._remove()
 
     def bury(self) -> None:

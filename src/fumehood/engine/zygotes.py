@@ -113,6 +113,11 @@ class Zygote:
                 group.hold()
             return group
 
+    def give_back(self, group: Group) -> None:
+        group.clear()
+        with self._lock:
+            self.groups.trim()
+
     def make_volume(self, order: dict[str, Any], trees: list[int]) -> int:
         """A descriptor of its root. `trees` are detached mounts to be attached there."""
         fds = self._ask(order, trees)
