@@ -1,0 +1,280 @@
+"""Two hundred sessions at once find nothing of one another, and leave nothing when they end.
+
+This file, run as a program, is the host of these sessions: it needs more descriptors than a test should take, and what
+it leaves is looked for from outside too. It reports on stdout.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+SESSIONS = 200
+IN_TURN = 300
+WARM_UP = 40
+WORKERS = 4
+SPARE_GROUPS = 24  # control groups that are kept for the next sandboxes, and those that end late
+PLACES = ["/dev/shm", "/tmp", "/workspace", "argv", "environ", "home", "socket", "variable"]
+
+PLANT = """
+import os, socket, subprocess
+canary = "canary-{nonce}-{number}"
+globals()[canary.replace("-", "_")] = canary
+for place in ("/workspace", "/tmp", "/dev/shm", os.environ["HOME"]):
+    os.makedirs(place + "/deep", exist_ok=True)
+    for name in (canary, "deep/" + canary, "same-name"):
+        open(place + "/" + name, "w").write(canary)
+os.environ["CANARY"] = canary
+child = subprocess.Popen([canary, "600"], executable="/bin/sleep", start_new_session=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0" + canary)
+listener.listen()
+print("planted", canary)
+"""
+
+LOOK = """
+import glob, os, re, socket
+pattern = re.compile("canary[-_]" + "{nonce}" + r"[-_](\\d+)")
+found = {}
+def note(place, text):
+    found.setdefault(place, set()).update(pattern.findall(text))
+def read(path):
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(100_000)
+    except OSError:
+        return ""
+def is_read_only(directory):
+    return os.statvfs(directory).f_flag & os.ST_RDONLY
+tops = dict.fromkeys(("/workspace", "/tmp", "/dev/shm"))
+walked = 0
+for folder, directories, names in os.walk("/"):
+    for name in list(directories):
+        path = os.path.join(folder, name)
+        # Nobody can have planted anything where nobody can write; but /dev/shm lies in such a place.
+        if path in ("/proc", "/sys") or os.path.islink(path) or (path != "/dev" and is_read_only(path)):
+            directories.remove(name)
+    for name in names:
+        path = os.path.join(folder, name)
+        walked += 1
+        place = next((top for top in tops if path.startswith(top + "/")), "home")
+        note(place, name + " " + (read(path) if os.path.isfile(path) else ""))
+for process in glob.glob("/proc/[0-9]*"):
+    note("argv", read(process + "/cmdline"))
+    note("environ", read(process + "/environ"))
+note("environ", " ".join(os.environ.values()))
+note("variable", " ".join(dir()))
+note("socket", read("/proc/net/unix"))
+for number in range({count}):
+    caller = socket.socket(socket.AF_UNIX)
+    try:
+        caller.connect("\\0canary-" + "{nonce}" + "-%d" % number)
+        note("socket", "canary-" + "{nonce}" + "-%d" % number)
+    except OSError:
+        pass
+    caller.close()
+import json
+print(json.dumps([walked, {place: sorted(numbers) for place, numbers in found.items()}]))
+"""
+
+
+# ---- as a program
+
+
+def filled(text: str, **values: Any) -> str:
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", str(value))
+    return text
+
+
+def opened(**settings: Any) -> Any:
+    from fumehood import open_session
+
+    return open_session("local", "sealed", isolation="sealed", store_code="never", warm_cells=0, **settings)
+
+
+def residue() -> dict[str, int]:
+    """What this process has, by kind."""
+    gc.collect()
+    return {
+        "processes": len(descendants()),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "temporary": len(os.listdir(tempfile.gettempdir())),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "cgroups": len(cgroups_of(os.getpid())),
+    }
+
+
+def descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parent = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        children.setdefault(int(parent), []).append(int(pid))
+    found, edge = [], [os.getpid()]
+    while edge:
+        edge = [child for pid in edge for child in children.get(pid, ())]
+        found += edge
+    return found
+
+
+def cgroups_of(pid: int) -> list[str]:
+    return [
+        os.path.join(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if "fumehood" in os.path.join(folder, name) and str(pid) in os.path.join(folder, name).split("fumehood", 1)[1]
+    ]
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def side_by_side(nonce: str) -> dict[str, Any]:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most if most != resource.RLIM_INFINITY else 65536, most))
+    with opened() as first:
+        first.check()
+    before = residue()
+    times = [time.monotonic()]
+    sessions = [opened(session_id=f"many-{number}") for number in range(SESSIONS)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+
+        def all_run(text: str) -> list[Any]:
+            codes = (filled(text, nonce=nonce, number=number, count=SESSIONS) for number in range(SESSIONS))
+            results = list(pool.map(lambda pair: pair[0].run(pair[1], 60), zip(sessions, codes, strict=True)))
+            times.append(time.monotonic())
+            return results
+
+        planted = all_run(PLANT)
+        during = residue()
+        looked = all_run(LOOK)
+        list(pool.map(lambda session: session.close(), sessions))
+        times.append(time.monotonic())
+    sessions.clear()
+    until = time.monotonic() + 5
+    while residue()["processes"] > before["processes"] and time.monotonic() < until:
+        time.sleep(0.05)
+    return {
+        "planted": [result.stdout for result in planted],
+        "trouble": [result.stderr for result in (*planted, *looked) if result.stderr or result.exit_code][:3],
+        "found": [json.loads(result.stdout or "null") for result in looked],
+        "before": before,
+        "during": during,
+        "after": residue(),
+        "seconds": [round(late - early, 1) for early, late in itertools.pairwise(times)],
+    }
+
+
+def one_after_another(_: str) -> dict[str, Any]:
+    def once(number: int) -> None:
+        with opened() as session:
+            assert session.run(f"x = bytearray({number})\nopen('a', 'w').write('1');").exit_code == 0
+            assert session.exec(["cat", "a"]).stdout == "1"
+
+    def memory() -> list[int]:
+        gc.collect()
+        return [resident_bytes(os.getpid()), sum(map(resident_bytes, descendants()))]
+
+    for number in range(WARM_UP):
+        once(number)
+    before, memory_before = residue(), memory()
+    for number in range(IN_TURN):
+        once(number)
+    time.sleep(0.3)
+    return {"before": before, "after": residue(), "memory_before": memory_before, "memory_after": memory()}
+
+
+def main() -> None:
+    from fumehood import IsolationUnavailable
+
+    work: Callable[[str], dict[str, Any]] = globals()[sys.argv[1]]
+    try:
+        report = work(sys.argv[2])
+    except IsolationUnavailable as missing:
+        report = {"missing": str(missing)}
+    print(json.dumps(report))
+
+
+# ---- as a test
+
+
+def hosted(work: Callable[[str], dict[str, Any]], tmp_path: Path, nonce: str) -> dict[str, Any]:
+    import pytest
+
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    host = subprocess.Popen(
+        [sys.executable, __file__, work.__name__, nonce],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        cwd=tmp_path,
+    )
+    try:
+        stdout, stderr = host.communicate(timeout=110)
+    finally:
+        host.kill()
+    assert host.returncode == 0, stderr[-3000:]
+    assert stderr == ""
+    report: dict[str, Any] = json.loads(stdout)
+    if "missing" in report:
+        pytest.skip(f"no sealed sandbox on this machine: {report['missing']}")
+    assert os.listdir(temporary) == []
+    assert cgroups_of(host.pid) == []
+    print(json.dumps({key: report[key] for key in report if key not in ("planted", "found")}))
+    return report
+
+
+def test_two_hundred_sessions_at_once_find_nothing_of_one_another_and_leave_nothing(tmp_path: Path) -> None:
+    nonce = os.urandom(6).hex()
+    report = hosted(side_by_side, tmp_path, nonce)
+    assert report["trouble"] == []
+    assert report["planted"] == [f"planted canary-{nonce}-{number}\n" for number in range(SESSIONS)]
+    for number, (walked, found) in enumerate(report["found"]):
+        assert walked >= 12
+        assert found == {place: [str(number)] for place in PLACES}, number  # its own everywhere, nobody else's anywhere
+    assert report["during"]["processes"] >= 3 * SESSIONS
+    before, after = report["before"], report["after"]
+    assert (after["processes"], after["temporary"]) == (before["processes"], before["temporary"])
+    assert after["mounts"] <= before["mounts"] + 20  # others on this machine mount things too
+    assert after["cgroups"] <= before["cgroups"] + SPARE_GROUPS * 2  # one for each of two controllers
+    assert after["descriptors"] <= before["descriptors"] + SPARE_GROUPS * 2 + 8
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            assert nonce not in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        except OSError:
+            continue
+
+
+def test_three_hundred_sessions_in_turn_leave_memory_and_descriptors_flat(tmp_path: Path) -> None:
+    report = hosted(one_after_another, tmp_path, "")
+    before, after = report["before"], report["after"]
+    assert after["descriptors"] <= before["descriptors"] + 4
+    assert after["cgroups"] <= before["cgroups"] + 8
+    assert (after["processes"], after["temporary"]) == (before["processes"], before["temporary"])
+    assert after["mounts"] <= before["mounts"] + 20
+    for late, early in zip(report["memory_after"], report["memory_before"], strict=True):
+        assert late - early < 8 << 20
+
+
+if __name__ == "__main__":
+    main()
