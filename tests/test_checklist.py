@@ -291,7 +291,7 @@ def test_context_cleanup_sandbox_termination(tools: Tools) -> None:
     code = f"import subprocess; subprocess.Popen(['sleep', '{marker}'])\nopen('/tmp/output/a.txt', 'w').write('kept');"
     reply = tools.box.call("run_python_code", {"code": code})
     assert reply["exit_code"] == 0, reply
-    assert on_a_command_line(marker)
+    assert wait_until(lambda: on_a_command_line(marker))
     tools.box.close()
     assert wait_until(lambda: not on_a_command_line(marker))
     assert (tools.output / "a.txt").read_text() == "kept"

@@ -38,6 +38,10 @@ def new_marker() -> str:
     return f"{time.time_ns() % 10**9 + 10**6}.75"
 
 
+def is_up(marker: str) -> bool:
+    return wait_until(lambda: alive(marker))  # for an instant after exec there is no command line yet
+
+
 def gone(marker: str, within_s: float = 5.0) -> bool:
     return wait_until(lambda: not alive(marker), within_s)
 
@@ -313,7 +317,7 @@ def test_a_command_s_time_out_ends_its_tree_and_leaves_the_variables_alone(sessi
     assert (result.exit_code, result.meta["reason"]) == (-1, "timeout")
     assert "timed out after 1 s" in result.stderr
     assert gone(marker)
-    assert alive(kept)
+    assert is_up(kept)
     assert session.out("print(x, child.poll())") == "42 None"
 
 
@@ -418,7 +422,7 @@ def test_a_second_call_is_refused_where_that_is_the_choice(session: Kept) -> Non
 
 def started(session: Kept, marker: str) -> str:
     session.out(in_the_background(marker))
-    assert alive(marker)
+    assert is_up(marker)
     return session.places.workspace
 
 
@@ -440,7 +444,7 @@ def test_close_while_a_run_goes_on_ends_it(session: Kept) -> None:
     session.out("")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(session.run, f"import subprocess; subprocess.run(['sleep', '{marker}'])", 60)
-        assert wait_until(lambda: alive(marker))
+        assert is_up(marker)
         began = time.monotonic()
         session.close()
         assert time.monotonic() - began < 8
@@ -457,14 +461,14 @@ def test_the_context_manager_closes(session: Kept) -> None:
     async def scenario() -> None:
         async with session.session as inside:
             assert (await inside.run(in_the_background(marker))).exit_code == 0
-            assert alive(marker)
+            assert is_up(marker)
 
     if session.target.driver == "async":
         session.wait_for(scenario())
     else:
         with session.session as inside:
             assert inside.run(in_the_background(marker)).exit_code == 0
-            assert alive(marker)
+            assert is_up(marker)
     assert gone(marker)
     assert session.ended
 
@@ -515,7 +519,7 @@ def test_a_session_has_an_end_whatever_happens(session: Kept) -> None:
 
 
 HOST = """
-import asyncio, subprocess, sys
+import asyncio, subprocess, sys, time
 from fumehood import AsyncSession, open_session
 code = {code!r}
 if {driver!r} == "direct":
@@ -527,7 +531,11 @@ else:
         return await session.run(code)
     result = asyncio.run(scenario())
 assert result.exit_code == 0, result
-lines = subprocess.run("cat /proc/[0-9]*/cmdline 2> /dev/null", shell=True, capture_output=True).stdout
+for _ in range(50):
+    lines = subprocess.run("cat /proc/[0-9]*/cmdline 2> /dev/null", shell=True, capture_output=True).stdout
+    if {marker!r}.encode() in lines:
+        break
+    time.sleep(0.02)
 print({marker!r}.encode() in lines, session.places.workspace, flush=True)
 how = sys.argv[1]
 if how == "waits":
