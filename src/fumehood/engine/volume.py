@@ -181,9 +181,12 @@ class Volume:
         for cell in cells:
             self._forget(cell)
         self._files.close()
+        if self.directory is None:
+            self._remove()  # first: what lies in its files is charged to the group
         if self.group is not None:
             self._root.zygote.give_back(self.group)
-        self._remove()
+        if self.directory is not None:
+            self._remove()  # last: nobody is left who could write there
 
     def bury(self) -> None:
         """`close` for the garbage collector, which may come while this thread holds a lock that closing needs."""
