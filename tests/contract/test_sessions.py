@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,7 +38,7 @@ def new_marker() -> str:
 
 
 def is_up(marker: str) -> bool:
-    return wait_until(lambda: alive(marker))  # for an instant after exec there is no command line yet
+    return wait_until(lambda: alive(marker), 2)  # for an instant after exec there is no command line yet
 
 
 def gone(marker: str, within_s: float = 5.0) -> bool:
@@ -237,7 +236,10 @@ def test_the_memory_limit_counts_for_runs_and_commands_together(session: Kept) -
     small = session(memory_mb=300)
     greedy = "keep = bytearray(b'x') * (180 << 20)"
     small.out(greedy)
-    assert small.exec(["python", "-c", greedy], 20).meta["reason"] == "memory"
+    meta = small.exec(["python", "-c", greedy], 20).meta
+    if session.target.level != "fake" and "cgroup" not in meta["isolation"]["memory"]["mechanism"]:
+        pytest.skip("without control groups each command and its children are counted for themselves")
+    assert meta["reason"] == "memory"
 
 
 def test_long_output_is_cut_and_the_state_kept(session: Kept) -> None:
@@ -261,14 +263,11 @@ def test_cancel_from_another_thread_keeps_the_state_and_the_session(session: Kep
     session.out("x = 42")
     code = f"print('up', flush=True); import subprocess; subprocess.run(['sleep', '{marker}'])"
 
-    def cancel_when_running() -> None:
-        wait_until(lambda: alive(marker), 15)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(session.run, code)
+        wait_until(lambda: alive(marker) or running.done(), 15)
         session.cancel()
-
-    thread = threading.Thread(target=cancel_when_running)
-    thread.start()
-    result = session.run(code)
-    thread.join()
+        result = running.result()
     assert (result.meta["reason"], result.exit_code, result.meta["state"]) == ("cancelled", 130, "kept"), result
     assert result.stdout == "up\n"
     assert gone(marker)
