@@ -37,7 +37,10 @@ READS_ENVIRONMENT = {
     "engine.zygote": "sets what programs will find there, in an environment that was empty",
     "cli.terminal": "NO_COLOR, FORCE_COLOR and TERM say what the terminal is; they are no settings",
 }
-USES_CTYPES = {"engine._syscalls"}
+USES_CTYPES = {
+    "engine._syscalls",
+    "guest.lockdown",  # in a container the guest has nothing of the engine, and locks its programs itself
+}
 NEVER_AT_IMPORT = {
     *("asyncio", "subprocess", "argparse", "importlib.metadata", "yaml", "ctypes", "ast", "logging", "socket"),
     *("fumehood.api", "fumehood.engine", "fumehood.cli", "fumehood.records"),

@@ -46,8 +46,11 @@ def rehearse(directory: str) -> None:
     os.unlink(path)
 
 
-def run(supervisor: int, workspace: str, directory: str, flush_c: Callable[[], None]) -> NoReturn:
-    """Wait on standard input for the program, then be it. What follows the program there is its own input."""
+def run(supervisor: int | None, workspace: str, directory: str, flush_c: Callable[[], None]) -> NoReturn:
+    """Wait on standard input for the program, then be it. What follows the program there is its own input.
+
+    Without a `supervisor` its end is an exit like any other.
+    """
     try:
         header = _read_exactly(HEADER.size)
         if header is None:
@@ -162,7 +165,7 @@ def _run_command(argv: list[str]) -> int:
         return 126
 
 
-def _end(code: int, supervisor: int, flush_c: Callable[[], None]) -> NoReturn:
+def _end(code: int, supervisor: int | None, flush_c: Callable[[], None]) -> NoReturn:
     """What the interpreter does at its end, without tearing itself down."""
     threading = sys.modules.get("threading")
     if threading is not None:
@@ -171,7 +174,7 @@ def _end(code: int, supervisor: int, flush_c: Callable[[], None]) -> NoReturn:
     _flush(sys.stdout)
     _flush(sys.stderr)
     flush_c()
-    if code in DONE:
+    if supervisor is not None and code in DONE:
         try:
             os.kill(supervisor, DONE[code])
         except OSError:

@@ -1,0 +1,278 @@
+"""Reads and writes files in a tree that hostile code writes to as well. Every failure is an OSError.
+
+Every step goes from one directory's descriptor to the next and follows no link, so no path that a program made leads
+out of the tree. Only regular files are opened, and no more is read than was asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Found = tuple[str, int, tuple[int, ...]]  # path, size, version: differs when the content may have changed
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OWN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_ENTRIES = 50_000
+_MAX_NAMED = 32 << 20  # characters of all paths in a listing
+_MAX_DEPTH = 64
+_CHUNK = 1 << 20
+
+
+class Outside(OSError):
+    """The path leads nowhere in the tree."""
+
+
+class Gone(OSError):
+    """The tree is closed."""
+
+
+class TooLarge(OSError):
+    """There is more than was asked for."""
+
+
+class Tree:
+    """`root` is a directory's descriptor, ours from now on; `prefixes` say which paths lead where in it.
+
+    `claim` is handed the descriptor of everything made.
+    """
+
+    def __init__(self, root: int, prefixes: dict[str, str], claim: Callable[[int], None] | None = None):
+        self._root = root
+        self._prefixes = prefixes
+        self._claim = claim
+
+    def open(self, path: str, max_bytes: int) -> int:
+        """A regular file's descriptor; refused if it has more than `max_bytes` now."""
+        *parents, name = self._parts(path)
+        directory = self._directory(parents)
+        try:
+            fd = os.open(name, _READ, dir_fd=directory)
+        finally:
+            os.close(directory)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise _error(errno.EISDIR)
+            if not stat.S_ISREG(status.st_mode):
+                raise _error(errno.ENXIO)
+            if status.st_size > max_bytes:
+                raise TooLarge(errno.EFBIG, os.strerror(errno.EFBIG))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        fd = self.open(path, max_bytes)
+        try:
+            data = _read(fd, max_bytes + 1)
+        finally:
+            os.close(fd)
+        if len(data) > max_bytes:  # it grew
+            raise TooLarge(errno.EFBIG, os.strerror(errno.EFBIG))
+        return data
+
+    def begin(self, path: str) -> Draft:
+        *parents, name = self._parts(path)
+        directory = self._directory(parents, make=True)
+        try:
+            return Draft(directory, name, self._claim)
+        except BaseException:
+            os.close(directory)
+            raise
+
+    def write(self, path: str, data: bytes) -> None:
+        draft = self.begin(path)
+        try:
+            draft.add(data)
+            draft.finish()
+        finally:
+            draft.close()
+
+    def beneath(self, path: str, leave_out: str | None = None) -> list[Found]:
+        """Regular files beneath, without the directory `leave_out`; names that are no text are passed over.
+
+        Mounts are too: a virtualenv beneath /tmp is seen there by the program as well.
+        """
+        parts = self._parts(path)
+        try:
+            directory = self._directory(parts)
+        except Gone:
+            raise
+        except OSError:
+            return []  # there is no such directory
+        try:
+            return _Walk(os.fstat(directory).st_dev, leave_out).beneath(directory, path)
+        finally:
+            os.close(directory)
+
+    def close(self) -> None:
+        if self._root >= 0:
+            root, self._root = self._root, -1
+            os.close(root)
+
+    # --- inside
+
+    def _parts(self, path: str) -> list[str]:
+        for prefix, target in self._prefixes.items():
+            if path == prefix or path.startswith(prefix + "/"):
+                parts = [part for part in path[len(prefix) :].split("/") if part]
+                if not {".", ".."} & set(parts):
+                    return [target, *parts]
+        raise Outside(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def _directory(self, parts: list[str], *, make: bool = False) -> int:
+        if self._root < 0:
+            raise Gone(errno.EBADF, os.strerror(errno.EBADF))
+        current = os.dup(self._root)
+        try:
+            for part in parts:
+                try:
+                    step = os.open(part, _DIRECTORY, dir_fd=current)
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    self._make(part, current)
+                    step = os.open(part, _DIRECTORY, dir_fd=current)
+                os.close(current)
+                current = step
+        except BaseException:
+            os.close(current)
+            raise
+        return current
+
+    def _make(self, name: str, directory: int) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=directory)
+        except FileExistsError:
+            return  # the program was faster
+        if self._claim is not None:
+            made = os.open(name, _OWN_DIRECTORY, dir_fd=directory)
+            try:
+                self._claim(made)
+            finally:
+                os.close(made)
+
+
+class Draft:
+    """A file in the making: beside the one it will replace, then renamed over it.
+
+    Whoever looks finds all of it or what was there before. Takes over `directory`, a descriptor.
+    """
+
+    def __init__(self, directory: int, name: str, claim: Callable[[int], None] | None):
+        if _is_directory(name, directory):
+            raise _error(errno.EISDIR)
+        self._name = name
+        self._temporary: str | None = f".{os.urandom(8).hex()}.part"
+        self._claim = claim
+        self._fd = os.open(self._temporary, _NEW, 0o600, dir_fd=directory)
+        self._directory = directory
+
+    def add(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def finish(self) -> None:
+        assert self._temporary is not None
+        if self._claim is not None:
+            self._claim(self._fd)
+        os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        self._temporary = None
+
+    def close(self) -> None:
+        """Nothing is left of one that was not finished."""
+        if self._directory < 0:
+            return
+        try:
+            os.close(self._fd)
+            if self._temporary is not None:
+                os.unlink(self._temporary, dir_fd=self._directory)
+        except FileNotFoundError:
+            pass  # the program was faster
+        finally:
+            os.close(self._directory)
+            self._directory = -1
+
+
+class _Walk:
+    def __init__(self, device: int, leave_out: str | None):
+        self._device = device
+        self._leave_out = leave_out
+        self._found: list[Found] = []
+        self._named = 0
+
+    def beneath(self, directory: int, path: str) -> list[Found]:
+        try:
+            self._look(directory, path, 0)
+        except OSError:
+            pass  # it may not be listed
+        return self._found
+
+    def _look(self, directory: int, path: str, depth: int) -> None:
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if len(self._found) >= _MAX_ENTRIES or self._named >= _MAX_NAMED:
+                        return
+                    place = f"{path}/{entry.name}"
+                    if not _is_text(entry.name) or place == self._leave_out:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        if depth < _MAX_DEPTH:
+                            self._descend(entry.name, fd, place, depth + 1)
+                    elif entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                        self._found.append((place, status.st_size, version))
+                        self._named += len(place)
+        except OSError:
+            pass  # taken away while we looked
+        finally:
+            os.close(fd)
+
+    def _descend(self, name: str, parent: int, path: str, depth: int) -> None:
+        try:
+            directory = os.open(name, _DIRECTORY, dir_fd=parent)
+        except OSError:
+            return
+        try:
+            if os.fstat(directory).st_dev == self._device:
+                self._look(directory, path, depth)
+        except OSError:
+            pass  # unreadable, by the program's own doing
+        finally:
+            os.close(directory)
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def _is_directory(name: str, directory: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _is_text(name: str) -> bool:
+    return name.isprintable()  # also false for the surrogates that stand for bytes outside UTF-8
+
+
+def _read(fd: int, size: int) -> bytes:
+    chunks = []
+    while size > 0 and (chunk := os.read(fd, min(size, _CHUNK))):
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,80 @@
+"""What a program in a container may not do any more: the few kernel calls for it that Python does not have.
+
+The only file of the guest that imports ctypes. Every function raises OSError when the kernel refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+_INSTRUCTION = 8
+
+LIMITS = {
+    "core": resource.RLIMIT_CORE,
+    "cpu": resource.RLIMIT_CPU,
+    "file": resource.RLIMIT_FSIZE,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "message_queues": resource.RLIMIT_MSGQUEUE,
+    "nice": resource.RLIMIT_NICE,
+    "open_files": resource.RLIMIT_NOFILE,
+    "pending_signals": resource.RLIMIT_SIGPENDING,
+    "processes": resource.RLIMIT_NPROC,
+    "realtime": resource.RLIMIT_RTPRIO,
+}
+
+
+def hide() -> None:
+    """Out of the reach of others with our user id: no ptrace, none of our descriptors and memory in /proc."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def show() -> None:
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def limit(limits: Mapping[str, int]) -> None:
+    for name, value in limits.items():
+        number = LIMITS[name]
+        hard = resource.getrlimit(number)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(number, (value, value))
+
+
+def no_new_privileges() -> None:
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def install_filter(program: bytes) -> None:
+    """Beneath any filter that there is: what one of them refuses is refused."""
+    if not program or len(program) % _INSTRUCTION:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    instructions = ctypes.create_string_buffer(program, len(program))
+    count_and_place = struct.pack("HxxxxxxQ", len(program) // _INSTRUCTION, ctypes.addressof(instructions))
+    holder = ctypes.create_string_buffer(count_and_place, len(count_and_place))
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
+
+
+def flush_c_streams() -> None:
+    """What C libraries printed and still hold in their buffers."""
+    _libc.fflush(None)
+
+
+def _prctl(option: int, second: int, third: int = 0) -> None:
+    zero = ctypes.c_ulong(0)
+    if _libc.prctl(option, ctypes.c_ulong(second), ctypes.c_ulong(third), zero, zero) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
