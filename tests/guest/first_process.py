@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
 import fumehood
 from fumehood.engine.seccomp import compile_filter
 from fumehood.guest import wire
@@ -171,13 +170,16 @@ class Container:
         for start in range(0, len(data), 1 << 18):
             piece = data[start : start + (1 << 18)]
             while on_their_way + len(piece) > wire.WINDOW:
-                on_their_way -= wire.CREDIT.unpack(self.wait_for(wire.TAKEN, number))[0]
+                if any(frame[:2] == (wire.EXITED, number) for frame in self.frames):
+                    return
+                self._move(0.1)
+                on_their_way -= sum(credit for (credit,) in wire.CREDIT.iter_unpack(self.take(wire.TAKEN, number)))
             on_their_way += len(piece)
             self.send(wire.INPUT, number, piece)
 
     def finish(self, number: int, within_s: float = PATIENCE_S) -> Ended:
         end = wire.EXIT.unpack(self.wait_for(wire.EXITED, number, within_s))
-        kinds = [kind for kind, whose, _ in self.frames if whose == number]
+        kinds = [kind for kind, whose, _ in self.frames if whose == number and kind != wire.TAKEN]
         ended = Ended(self.take(wire.STDOUT, number), self.take(wire.STDERR, number), *end)
         assert not kinds or kinds[0] == wire.LOCKED
         self.frames = [frame for frame in self.frames if frame[1] != number]
@@ -253,8 +255,11 @@ class Container:
 
 
 def _namespace(pid: str) -> str:
+    """Of one that lives."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        is_dead = stat.rpartition(")")[2].split()[0] == "Z" and os.listdir(f"/proc/{pid}/task") == [pid]
+        return "" if is_dead else os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
         return ""
 
@@ -267,7 +272,17 @@ def _command(base: Path) -> list[str]:
     is_root = os.geteuid() == 0
     drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     drop += ["--reuid=1000", "--regid=1000", "--clear-groups"] if is_root else []
-    inside = ["sh", "-c", _MOUNT + _PLACES + 'exec "$@"', "sh", *drop, PYTHON, "-I", "-c", _START.format(base=str(base))]
+    inside = [
+        "sh",
+        "-c",
+        _MOUNT + _PLACES + 'exec "$@"',
+        "sh",
+        *drop,
+        PYTHON,
+        "-I",
+        "-c",
+        _START.format(base=str(base)),
+    ]
     spaces = ["--fork", "--pid", "--mount-proc", "--kill-child=SIGKILL"]
     return ["unshare", *([] if is_root else ["--user", "--map-root-user"]), *spaces, *inside]
 
@@ -294,5 +309,3 @@ def why_not(base: Path) -> str | None:
     environment = {"PATH": os.environ["PATH"], "BASE": str(base), "SIZE": "1m", "OWNER": _owner()}
     done = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     return None if done.returncode == 0 else f"no pid namespace of our own: {done.stderr.strip()}"
-
-
