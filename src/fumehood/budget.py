@@ -30,8 +30,9 @@ class Budget:
         for used, limit, unit, setting, what in caps:
             if limit is not None and used >= limit * unit:
                 raise BudgetExceeded(
-                    f"Nothing was run: this session has used up its budget of {limit:g} {what}. Finish with what you have:"
-                    f" no further call of this session will run. (Whoever runs it: SANDBOX_{setting.upper()}.)"
+                    f"Nothing was run: this session has used up its budget of {limit:g} {what}."
+                    " Finish with what you have: no further call of this session will run."
+                    f" (Whoever runs it: SANDBOX_{setting.upper()}.)"
                 )
 
     def wall_left_s(self) -> float | None:

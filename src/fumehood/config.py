@@ -82,7 +82,7 @@ class Settings(NamedTuple):
     session_max_calls: int | None = None
     session_max_cpu_sec: float | None = None
     session_max_wall_sec: float | None = None
-    session_max_output_mb: int | None = None
+    session_max_output_mb: int | None = 2048
     start_retries: int = 2
     start_failure: str = "fail"
     output_dir: str = "output"

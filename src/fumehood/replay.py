@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 from . import records
 from .api import get_sandbox
 from .errors import BackendError, BadArgument, CommandNotAllowed, FileError, FumehoodError, IsolationUnavailable
-from .sync_session import open_session
 from .redact import MARK
+from .sync_session import open_session
 from .types import ExecutionResult
 
 COMPARED = ("exit_code", "reason", "stdout", "stderr", "results", "files")

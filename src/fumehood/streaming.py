@@ -69,7 +69,8 @@ class Stream:
     async def __anext__(self) -> Event:
         if self._task is None:
             raise SessionError(
-                "a stream is a context manager: `with session.stream(...) as events`, or `async with` of an AsyncSession"
+                "a stream is a context manager: `with session.stream(...) as events`,"
+                " or `async with` of an AsyncSession"
             )
         while True:
             if self._events:

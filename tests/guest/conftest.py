@@ -63,6 +63,7 @@ class Worker:
 
     def finish(self) -> Ran:
         displays = []
+        assert self.receive() == {"id": self._count, "event": "began"}
         while (frame := self.receive())["event"] == "display":
             assert frame.keys() == {"id", "event", "data"}
             displays.append(frame["data"])

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.cell import Cell
-from ..types import Command, FileStat
+from ..types import Command, Exited, FileStat
 from .base import Event, Places, Process, Sandbox, SandboxSpec
 
 if TYPE_CHECKING:
     from ..engine.interpreter import Interpreter
     from ..engine.volume import Volume
 
+T = TypeVar("T")
+
 _MANY = 200  # files: fewer are looked through in less time than a thread takes
+
+
+async def _owned(make: Callable[[], T], discard: Callable[[T], None]) -> T:
+    """Make it in a thread. What was made for somebody who stopped waiting is discarded, whenever it is there."""
+    lock = threading.Lock()
+    is_wanted = True
+    made: list[T] = []
+
+    def work() -> T:
+        thing = make()
+        with lock:
+            if is_wanted:
+                made.append(thing)
+                return thing
+        discard(thing)
+        return thing
+
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        with lock:
+            is_wanted = False
+        for thing in made:
+            asyncio.get_running_loop().run_in_executor(None, discard, thing)
+        raise
 
 
 class LocalSandbox(Sandbox):
@@ -25,7 +53,7 @@ class LocalSandbox(Sandbox):
         self._process: _LocalProcess | None = None
 
     async def start(self, command: Command) -> Process:
-        cell = await asyncio.to_thread(self._start, self._spec, command)
+        cell = await _owned(functools.partial(self._start, self._spec, command), Cell.close)
         self._process = _LocalProcess(cell)
         return self._process
 
@@ -35,7 +63,7 @@ class LocalSandbox(Sandbox):
 
 
 async def keep(open_volume: Callable[[], Volume]) -> KeptSandbox:
-    return KeptSandbox(await asyncio.to_thread(open_volume))
+    return KeptSandbox(await _owned(open_volume, lambda volume: volume.close()))
 
 
 class KeptSandbox(Sandbox):
@@ -49,12 +77,11 @@ class KeptSandbox(Sandbox):
 
     async def start(self, command: Command) -> Process:
         if not command.keeps_state:
-            return _LocalProcess(await asyncio.to_thread(self._volume.start, command))
+            return _LocalProcess(await _owned(functools.partial(self._volume.start, command), Cell.close))
         interpreter = self._volume.waiting_interpreter()
         if interpreter is None:
             interpreter = await asyncio.to_thread(self._volume.make_interpreter, command)
-        interpreter.begin((command.script or b"").decode())
-        return _Run(interpreter)
+        return _Run(self._volume, interpreter, command)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await asyncio.to_thread(self._volume.read, path, max_bytes)
@@ -108,17 +135,36 @@ class _LocalProcess(Process):
 class _Run(_LocalProcess):
     """One run in an interpreter that outlives it."""
 
-    def __init__(self, interpreter: Interpreter):
+    def __init__(self, volume: Volume, interpreter: Interpreter, command: Command):
         super().__init__(interpreter)
-        self._interpreter = interpreter
+        self._volume = volume
+        self._command = command
+        self._may_begin_again = True
+        self._begin(interpreter)
+
+    def _begin(self, interpreter: Interpreter) -> None:
+        self._cell = self._interpreter = interpreter
         self.began_anew = interpreter.replaces_untold
         interpreter.replaces_untold = False
+        interpreter.begin((self._command.script or b"").decode(), self._command.cpu_s)
+
+    async def read(self, timeout_s: float | None = None) -> Event | None:
+        event = await super().read(timeout_s)
+        if isinstance(event, Exited) and event.state_lost and self._may_begin_again and not self._interpreter.has_begun:
+            # It was dying when the run came, and never saw it.
+            self._may_begin_again = False
+            self._interpreter.death_was_told = False
+            self._begin(await asyncio.to_thread(self._volume.make_interpreter, self._command))
+            return None
+        return event
 
     def kill(self) -> None:
+        self._may_begin_again = False
         if self._interpreter.is_running:
             super().kill()
 
     def interrupt(self) -> None:
+        self._may_begin_again = False
         if self._interpreter.is_running:
             self._interpreter.interrupt()
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..errors import SandboxLost
 from ..guest.wire import HEADER
 from ..types import Display, Exited, Output, Reason, Receipt
-from . import frames
+from . import frames, usage
 from .cgroups import Group
 from .flags import KILL_TREE
 
@@ -56,6 +56,7 @@ class Cell:
         self._epoll: select.epoll | None = None
         self._ended = False
         self._outlives = False  # whether processes may be left when the program has ended
+        self._used = (0.0, 0)  # seconds of CPU and bytes, when it was killed
         self._look_at = 0.0
         self._failure: frames.Failure | None = None
         self.is_ready = False
@@ -143,6 +144,8 @@ class Cell:
         """All of it, at once. `Exited` follows."""
         if self._ended or self._pidfd < 0:
             return
+        if not self._outlives:
+            self._used = usage.of_tree(self._pidfd)  # who is killed cannot be asked any more
         self._outlives = True
         try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL if self._sealed else KILL_TREE)
@@ -217,7 +220,7 @@ class Cell:
             return
         reason = self._reason(killed=True, flags=0)
         self._is_lost = self._sealed and not self._outlives and reason == "signal" and self._is_orphan()
-        self._finish(Exited(128 + signal.SIGKILL, reason))
+        self._finish(Exited(128 + signal.SIGKILL, reason, *self._used))
 
     def _receive(self) -> bool:
         """One frame. False when nobody holds the other end any more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator
 
 from ..errors import FileError
@@ -30,13 +29,12 @@ _KINDS = {
 class Files:
     """`root` is a directory's descriptor, ours from now on; `prefixes` say which paths lead where in it."""
 
-    def __init__(self, root: int, prefixes: dict[str, str], *, owner: int | None = None, owner_makes: bool = False):
-        self._owner = owner  # whose new files are, if not ours
-        self._owner_makes = owner_makes  # the file system knows nobody else
-        self._tree = Tree(root, prefixes, None if owner is None or owner_makes else self._give_away)
+    def __init__(self, root: int, prefixes: dict[str, str], *, owner: int | None = None):
+        self._owner = owner  # as whom to go there, if not as ourselves
+        self._tree = Tree(root, prefixes)
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        with _our_errors(path, max_bytes):
+        with _our_errors(path, max_bytes), self._as_owner():
             return self._tree.read(path, max_bytes)
 
     def write(self, path: str, data: bytes) -> None:
@@ -46,7 +44,7 @@ class Files:
 
     def beneath(self, path: str, *, leave_out: str | None = None) -> list[FileStat]:
         """Regular files beneath, without the directory `leave_out`."""
-        with _our_errors(path):
+        with _our_errors(path), self._as_owner():
             return [FileStat(*found) for found in self._tree.beneath(path, leave_out)]
 
     def close(self) -> None:
@@ -54,14 +52,10 @@ class Files:
 
     # --- inside
 
-    def _give_away(self, fd: int) -> None:
-        assert self._owner is not None
-        os.fchown(fd, self._owner, self._owner)
-
     @contextlib.contextmanager
     def _as_owner(self) -> Iterator[None]:
-        """For a file system that knows one user only, root must make files as that user."""
-        if not self._owner_makes or self._owner is None:
+        """Root can read what the program may not, and a file system of one user knows nobody else: so be that user."""
+        if self._owner is None:
             yield
             return
         from ._syscalls import set_file_ids  # ctypes, which nobody but root needs here

@@ -13,5 +13,5 @@ NEWNET = 0x40000000
 CELL_NAMESPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS
 
 KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel
-TELL_USAGE = 43  # signals to the supervisor of a cell that serves many runs, from the host
-INTERRUPT = 44
+INTERRUPT = 43  # signals to the supervisor of a cell that serves many runs, from the host
+TELL_USAGE = 44  # ends a run: after any interrupt that was meant for it, since the lower number is taken first

@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 from ..errors import BadArgument
-from ..guest.wire import FRAME, MAX_FRAME
+from ..guest.wire import BUNDLE_BYTES, FRAME, MAX_FRAME, RESULTS_BYTES
 from ..types import Display, Exited, Output
-from . import frames
+from . import frames, usage
 from .cell import MAX_LEFT, PIPE_BYTES, Cell
 from .flags import INTERRUPT, TELL_USAGE
 
@@ -26,8 +26,13 @@ _ENDING_S = 0.5
 _CHUNK = 1 << 18
 _MAX_DISPLAYS = 1000
 _MAX_FORMS = 32
-_MAX_NODES = 100_000  # lists and objects in a frame: small as text, large once parsed
-_MAX_HEARD = 64 << 20  # bytes of one run
+_MOST = BUNDLE_BYTES + (64 << 10)  # bytes of a frame
+_MOST_OF_A_RUN = RESULTS_BYTES + (1 << 20)
+_MAX_NODES = 400_000  # values in a frame: small as text, large once parsed, and nobody else runs meanwhile
+_TOO_COMPLEX = {"text/plain": "... (left out: a value with too many parts to show)"}
+_CPU_LOOK_S = 0.2
+_STOP_S = 1.0
+_SIGXCPU = 128 + signal.SIGXCPU
 
 
 class Interpreter(Cell):
@@ -41,11 +46,15 @@ class Interpreter(Cell):
         self.is_running = False
         self._received = bytearray()
         self._unsent = b""
+        self.has_begun = False  # the run has reached it
         self._displays = 0
         self._heard = 0
         self._done: tuple[int, bool] | None = None
         self._cpu_ns = 0
         self._kill_at = float("inf")
+        self._cpu_s: float | None = None
+        self._cpu_look_at = 0.0
+        self._ran_out_of_cpu = False
 
     def _make_input(self) -> tuple[int, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -55,7 +64,7 @@ class Interpreter(Cell):
     def is_dead(self) -> bool:
         return self._ended or self._control.fileno() < 0
 
-    def begin(self, code: str) -> None:
+    def begin(self, code: str, cpu_s: float | None = None) -> None:
         self._run += 1
         body = json.dumps({"op": "run", "id": self._run, "code": code}, ensure_ascii=False).encode()
         if len(body) > MAX_FRAME:
@@ -65,8 +74,9 @@ class Interpreter(Cell):
             )
         if self._group is not None:
             self._group.count_from_here()
-        self.is_running, self._displays, self._done, self._heard = True, 0, None, 0
+        self.is_running, self.has_begun, self._displays, self._done, self._heard = True, False, 0, None, 0
         self._look_at = time.monotonic() + _LOOK_S
+        self._cpu_s, self._cpu_look_at, self._ran_out_of_cpu = cpu_s, self._look_at + _CPU_LOOK_S, False
         self._unsent += FRAME.pack(len(body)) + body
         self._send()
 
@@ -78,7 +88,8 @@ class Interpreter(Cell):
 
     def interrupt(self) -> None:
         """Ask it to stop and stay; what it has started is killed."""
-        self._signal(INTERRUPT)
+        if self._done is None:  # else the next run would be struck
+            self._signal(INTERRUPT)
 
     # --- inside
 
@@ -98,6 +109,12 @@ class Interpreter(Cell):
         self._look_at = now + _LOOK_S
         if now >= self._kill_at:
             self.kill()
+        elif self._cpu_s is not None and now >= self._cpu_look_at and self.is_running:
+            self._cpu_look_at = now + _CPU_LOOK_S
+            if usage.of_tree(self._pidfd)[0] - self._cpu_ns / 1e9 >= self._cpu_s and not self._ran_out_of_cpu:
+                self._ran_out_of_cpu = True
+                self._kill_at = now + _STOP_S
+                self.interrupt()
 
     def _signal(self, number: int) -> None:
         try:
@@ -143,7 +160,7 @@ class Interpreter(Cell):
         self._heard += len(data)
         while len(self._received) >= FRAME.size:
             (size,) = FRAME.unpack_from(self._received)
-            if size > MAX_FRAME or self._heard > _MAX_HEARD:
+            if size > _MOST or self._heard > _MOST_OF_A_RUN:
                 self._received.clear()
                 self._close_stdin()
                 self.kill()
@@ -152,11 +169,12 @@ class Interpreter(Cell):
                 return
             body = bytes(self._received[FRAME.size : FRAME.size + size])
             del self._received[: FRAME.size + size]
-            self._handle(_parsed(body))
+            self._handle(_parsed(body, self._run))
 
     def _handle(self, frame: dict[str, Any]) -> None:
         if frame.get("id") != self._run or not self.is_running or self._done is not None:
             return  # from a run that is over
+        self.has_begun = True
         if frame.get("event") == "display" and self._displays < _MAX_DISPLAYS:
             data = frame.get("data")
             if isinstance(data, dict) and 0 < len(data) <= _MAX_FORMS:
@@ -178,16 +196,21 @@ class Interpreter(Cell):
         used_s = max(0, cpu_ns - self._cpu_ns) / 1e9
         self._cpu_ns = cpu_ns
         self.is_running = False
+        self._kill_at = float("inf")
+        if self._ran_out_of_cpu:
+            code, reason = _SIGXCPU, "signal"
         self._events.append(Exited(code, reason, used_s, max_rss_bytes))
 
     def _finish(self, exited: Exited) -> None:
         cpu_s = max(0.0, exited.cpu_s - self._cpu_ns / 1e9)
+        if self._ran_out_of_cpu:
+            exited = exited._replace(exit_code=_SIGXCPU)
         super()._finish(exited._replace(cpu_s=cpu_s, state_lost=True))
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
-    if body.count(b"[") + body.count(b"{") > _MAX_NODES:
-        return {}
+def _parsed(body: bytes, run: int) -> dict[str, Any]:
+    if len(body) > _MAX_NODES and sum(map(body.count, (b"[", b"{", b",", b":"))) > _MAX_NODES:
+        return {"id": run, "event": "display", "data": _TOO_COMPLEX}
     try:
         frame = json.loads(body)
     except (ValueError, RecursionError):

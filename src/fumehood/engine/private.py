@@ -9,11 +9,14 @@ import tempfile
 from .layout import Layout
 
 _PASSES = 64  # one for each level of directories that had to be opened up
+_PREFIX = "fumehood-"
+_swept = 0  # by which process
 _PARTS = ("workspace", "program", "tmp", "home", "bin")
 
 
 def make(layout: Layout, owner: int | None) -> str:
-    directory = tempfile.mkdtemp(prefix="fumehood-")
+    _sweep(owner)
+    directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
     try:
         for name in _PARTS:
             os.mkdir(f"{directory}/{name}", 0o700)
@@ -27,6 +30,23 @@ def make(layout: Layout, owner: int | None) -> str:
         remove(directory)
         raise
     return directory
+
+
+def _sweep(owner: int | None) -> None:
+    """Once in a process: what one of ours left behind that was killed."""
+    global _swept
+    if _swept == os.getpid():
+        return
+    _swept = os.getpid()
+    for entry in os.scandir(tempfile.gettempdir()):
+        pid = entry.name.removeprefix(_PREFIX).partition("-")[0]
+        if entry.name.startswith(_PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            try:
+                is_ours = entry.stat(follow_symlinks=False).st_uid in (os.geteuid(), owner)
+                if is_ours and entry.is_dir(follow_symlinks=False):
+                    remove(entry.path)
+            except OSError:
+                pass  # somebody else does the same
 
 
 def add_session_parts(directory: str, owner: int | None) -> None:

@@ -23,6 +23,7 @@ _EXIT_CODES = {number: code for code, number in DONE.items()}
 WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE, TELL_USAGE, INTERRUPT})
 _SI_USER = 0  # sent by kill(2); sigqueue and timers cannot claim it
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
 _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _NO_PROGRAM_S = 0.0005
@@ -72,13 +73,16 @@ class Supervisor:
                     os.kill(self._child, signal.SIGKILL)
                     return self._report(signal.SIGKILL, None)
             elif info.si_signo in (TELL_USAGE, INTERRUPT):
-                if self._sealed and info.si_pid:
+                if self._sealed and (info.si_pid or info.si_code != _SI_USER):
                     continue  # from inside: only the host has no number here
                 if info.si_signo == INTERRUPT:
                     self._interrupt()
                 else:
                     full = frames.DISK_FULL if self._disk and _is_full(self._disk) else 0
-                    os.write(self._control, frames.usage(*_usage(self._child, None), full))
+                    cpu_ns, max_rss = _usage(self._child, None)
+                    if self._has_others():
+                        cpu_ns += self._cpu_ns_of_others()
+                    os.write(self._control, frames.usage(cpu_ns, max_rss, full))
             elif info.si_code == _SI_USER and info.si_pid == self._child:
                 return self._report(_EXIT_CODES[info.si_signo] << 8, None)
 
@@ -106,15 +110,31 @@ class Supervisor:
         # Those that were refused a fork end too, so at its end a tree that hit the limit is no longer at it.
         if status and self._processes and self._count_tasks(self._tree()) >= self._processes // 2:
             self._flags |= frames.PROCESSES_HIT
-        if self._sealed and _read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child:
-            self._flags |= frames.HAD_OTHERS  # it forked: the host waits until all of them are gone
         cpu_ns, max_rss = _usage(self._child, usage)
+        if self._has_others():
+            if self._sealed:
+                self._flags |= frames.HAD_OTHERS  # the host waits until all of them are gone
+            if usage is None:
+                cpu_ns += self._cpu_ns_of_others()
         if not self._sealed:
             self._hunt()
         try:
             os.write(self._control, frames.exited(status, cpu_ns, max_rss, self._flags))
         except OSError:
             self._clean_up()
+
+    def _has_others(self) -> bool:
+        """Whether the program has started processes or threads: cheap, where there is a pid namespace."""
+        return not self._sealed or _read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child
+
+    def _cpu_ns_of_others(self) -> int:
+        """Of what it has started and waited for, and of what is still there. Those we have reaped are counted."""
+        ticks = 0
+        for pid in self._tree():
+            fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            if len(fields) > 14:
+                ticks += sum(map(int, fields[13:15] if pid == self._child else fields[11:15]))
+        return ticks * 1_000_000_000 // _TICKS
 
     def _clean_up(self) -> None:
         """The host is gone and cannot remove the program's directory."""

@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import queue
+import resource
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from .root import Root
 from .zygotes import ZygoteGone
 
 _INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
+_DESCRIPTORS = 12
 _numbers = itertools.count(1)
 _alive: weakref.WeakSet[Volume] = weakref.WeakSet()
 _graves: queue.SimpleQueue[Volume] = queue.SimpleQueue()
@@ -37,6 +39,7 @@ def open_volume(
     progress: lend.Progress | None,
 ) -> Volume:
     _hire()
+    _make_room()
     group = root.zygote.take_group(limits)
     try:
         make = _sealed if root.level == "sealed" else _open
@@ -71,7 +74,7 @@ def _sealed(
     return Volume(
         root,
         limits,
-        Files(top, _INSIDE, owner=owner, owner_makes=True),
+        Files(top, _INSIDE, owner=owner),
         group,
         number=number,
         packages=plan.PACKAGES if packages is not None else None,
@@ -140,6 +143,7 @@ class Volume:
         self._cells: set[Cell] = set()
         self._interpreter: Interpreter | None = None
         self._lock = threading.Lock()
+        self._making = threading.Lock()
         self._closed = False
         _alive.add(self)
 
@@ -153,6 +157,11 @@ class Volume:
 
     def make_interpreter(self, command: Command) -> Interpreter:
         """In place of one that died, if there was one."""
+        with self._making:
+            waiting = self.waiting_interpreter()  # made for a call that was given up
+            return waiting or self._make_interpreter(command)
+
+    def _make_interpreter(self, command: Command) -> Interpreter:
         interpreter = Interpreter()
         if self._interpreter is not None:
             interpreter.replaces_untold = not self._interpreter.death_was_told
@@ -205,8 +214,9 @@ class Volume:
             self._root.make_cell_in(cell, self.limits, self.group, self.number, self.directory, self.packages)
         except ZygoteGone:
             raise SandboxLost("the sandbox went away with its zygote, and its files with it; start anew") from None
-        with self._lock:
-            self._cells.add(cell)
+        if not self._takes(cell):
+            self._forget(cell)
+            raise SandboxLost("the sandbox is closed")
         environment = self._root.environment_of(cell)
         if self.packages is not None:
             own = command.env.get("PYTHONPATH")
@@ -216,9 +226,24 @@ class Volume:
         cell.feed(program(command, environment, serves=isinstance(cell, Interpreter)), command.stdin)
         return cell
 
+    def _takes(self, cell: Cell) -> bool:
+        """Unless it was closed while the cell was made."""
+        with self._lock:
+            self._cells.add(cell)
+            return not self._closed
+
     def _forget(self, cell: Cell) -> None:
         cell.close()
         self._cells.discard(cell)
+
+
+def _make_room() -> None:
+    """Each holds some nine descriptors: who opens many means to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS * (len(_alive) + 8) + 256
+    if soft < wanted and (hard == resource.RLIM_INFINITY or hard > soft):
+        more = max(4096, 2 * wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more if hard == resource.RLIM_INFINITY else min(more, hard), hard))
 
 
 def _hire() -> None:

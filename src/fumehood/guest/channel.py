@@ -112,6 +112,7 @@ class Channel:
         if body is None:
             return None
         request: dict[str, Any] = self._parse(body.decode(), 0)[0]
+        self._write_frame(f'{{"id":{int(request["id"])},"event":"began"}}'.encode())
         return request
 
     def begin(self, run: int) -> None:

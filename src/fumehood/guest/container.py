@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 
 _HIGH = 100  # for what leads to the host
 _NOT_FIRST, _GARBAGE = 2, 3
-_LOOK_MS = 100
+_LOOK_S = 0.1
 _GONE_S = 1.0
 
 
-def main(workspace: str = "/workspace", tmp: str = "/tmp", home: str = "/home/sandbox") -> NoReturn:
+def main(
+    workspace: str = "/workspace", tmp: str = "/tmp", home: str = "/home/sandbox", patience_s: float = float("inf")
+) -> NoReturn:
+    """Until the host is gone: at the end of input, or when nothing was heard of it for so long."""
     if os.getpid() != 1:
         os.write(2, b"fumehood: not the first process of its container (is it started with an init?)\n")
         os._exit(_NOT_FIRST)
@@ -52,7 +55,7 @@ def main(workspace: str = "/workspace", tmp: str = "/tmp", home: str = "/home/sa
     _prepare()
     container = Container(link, Verbs(tree, link), hits, {"workspace": workspace, "program": f"{home}/.program"})
     try:
-        container.run()
+        container.run(patience_s)
     except HostGone:
         os._exit(0)  # and the kernel ends all others
     except Garbage:
@@ -92,11 +95,15 @@ class Container:
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def run(self) -> NoReturn:
+    def run(self, patience_s: float) -> NoReturn:
+        gone_at = time.monotonic() + patience_s
         while True:
             self._link.flush()
-            ready = self._wait()
+            ready = self._wait(gone_at - time.monotonic())
+            if time.monotonic() > gone_at and self._link.read_fd not in ready:
+                raise HostGone  # an engine that is killed leaves us without an end of input
             if self._link.read_fd in ready:
+                gone_at = time.monotonic() + patience_s
                 for kind, number, payload in self._link.receive():
                     self._handle(kind, number, payload)
             for program in list(self._programs.values()):
@@ -108,14 +115,14 @@ class Container:
                 self._reap()
             self._bury()
 
-    def _wait(self) -> set[int]:
+    def _wait(self, most_s: float) -> set[int]:
         poll = select.poll()
         poll.register(self._link.read_fd, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         if self._link.has_unsent:
             poll.register(self._link.write_fd, select.POLLOUT)
         has_room = self._link.has_room
-        timeout = 0 if self._verbs.is_answering and has_room else None
+        timeout_s = 0.0 if self._verbs.is_answering and has_room else max(0.0, most_s)
         for program in self._programs.values():
             if program.status >= 0:
                 poll.register(program.status, select.POLLIN)
@@ -123,9 +130,9 @@ class Container:
                 poll.register(fd, select.POLLIN)
             if program.has_input:
                 poll.register(program.stdin, select.POLLOUT | (select.POLLIN if program.serves and has_room else 0))
-            if timeout is None and not program.serves:
-                timeout = _LOOK_MS
-        return {fd for fd, _ in poll.poll(timeout)}
+            if not program.serves:
+                timeout_s = min(timeout_s, _LOOK_S)
+        return {fd for fd, _ in poll.poll(None if timeout_s == float("inf") else timeout_s * 1000)}
 
     def _handle(self, kind: int, number: int, payload: bytes) -> None:
         program = self._programs.get(number)

@@ -12,14 +12,11 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Found = tuple[str, int, tuple[int, ...]]  # path, size, version: differs when the content may have changed
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OWN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ENTRIES = 50_000
 _MAX_NAMED = 32 << 20  # characters of all paths in a listing
 _MAX_DEPTH = 64
@@ -39,15 +36,11 @@ class TooLarge(OSError):
 
 
 class Tree:
-    """`root` is a directory's descriptor, ours from now on; `prefixes` say which paths lead where in it.
+    """`root` is a directory's descriptor, ours from now on; `prefixes` say which paths lead where in it."""
 
-    `claim` is handed the descriptor of everything made.
-    """
-
-    def __init__(self, root: int, prefixes: dict[str, str], claim: Callable[[int], None] | None = None):
+    def __init__(self, root: int, prefixes: dict[str, str]):
         self._root = root
         self._prefixes = prefixes
-        self._claim = claim
 
     def open(self, path: str, max_bytes: int) -> int:
         """A regular file's descriptor; refused if it has more than `max_bytes` now."""
@@ -84,7 +77,7 @@ class Tree:
         *parents, name = self._parts(path)
         directory = self._directory(parents, make=True)
         try:
-            return Draft(directory, name, self._claim)
+            return Draft(directory, name)
         except BaseException:
             os.close(directory)
             raise
@@ -140,7 +133,7 @@ class Tree:
                 except FileNotFoundError:
                     if not make:
                         raise
-                    self._make(part, current)
+                    _make(part, current)
                     step = os.open(part, _DIRECTORY, dir_fd=current)
                 os.close(current)
                 current = step
@@ -149,18 +142,6 @@ class Tree:
             raise
         return current
 
-    def _make(self, name: str, directory: int) -> None:
-        try:
-            os.mkdir(name, 0o700, dir_fd=directory)
-        except FileExistsError:
-            return  # the program was faster
-        if self._claim is not None:
-            made = os.open(name, _OWN_DIRECTORY, dir_fd=directory)
-            try:
-                self._claim(made)
-            finally:
-                os.close(made)
-
 
 class Draft:
     """A file in the making: beside the one it will replace, then renamed over it.
@@ -168,12 +149,13 @@ class Draft:
     Whoever looks finds all of it or what was there before. Takes over `directory`, a descriptor.
     """
 
-    def __init__(self, directory: int, name: str, claim: Callable[[int], None] | None):
-        if _is_directory(name, directory):
+    def __init__(self, directory: int, name: str):
+        mode = _mode(name, directory)
+        if stat.S_ISDIR(mode):
             raise _error(errno.EISDIR)
         self._name = name
+        self._mode = stat.S_IMODE(mode) & 0o777 if stat.S_ISREG(mode) else None  # of the file it replaces
         self._temporary: str | None = f".{os.urandom(8).hex()}.part"
-        self._claim = claim
         self._fd = os.open(self._temporary, _NEW, 0o600, dir_fd=directory)
         self._directory = directory
 
@@ -184,8 +166,8 @@ class Draft:
 
     def finish(self) -> None:
         assert self._temporary is not None
-        if self._claim is not None:
-            self._claim(self._fd)
+        if self._mode is not None:
+            os.fchmod(self._fd, self._mode)
         os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         self._temporary = None
 
@@ -259,15 +241,25 @@ def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _is_directory(name: str, directory: int) -> bool:
+def _make(name: str, directory: int) -> None:
     try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+        os.mkdir(name, 0o700, dir_fd=directory)
+    except FileExistsError:
+        pass  # the program was faster
+
+
+def _mode(name: str, directory: int) -> int:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return False
+        return 0
 
 
 def _is_text(name: str) -> bool:
-    return name.isprintable()  # also false for the surrogates that stand for bytes outside UTF-8
+    """Nothing that would break a line or cannot be written as UTF-8: such bytes come as surrogates."""
+    return name.isprintable() or not any(
+        ch < " " or "\x7f" <= ch <= "\x9f" or ch in "\u2028\u2029" or "\ud800" <= ch <= "\udfff" for ch in name
+    )
 
 
 def _read(fd: int, size: int) -> bytes:

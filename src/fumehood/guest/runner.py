@@ -155,10 +155,7 @@ def _run_command(argv: list[str]) -> int:
     try:
         os.execvpe(argv[0], argv, os.environ)
     except FileNotFoundError:
-        os.write(
-            2,
-            f"{argv[0]}: not found in the sandbox; use another command, or install it where the sandbox runs\n".encode(),
-        )
+        os.write(2, f"{argv[0]}: not found in the sandbox; use another, or install it where this runs\n".encode())
         return 127
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())

@@ -2,7 +2,7 @@
 
 A stateful interpreter hears and speaks frames: a length, then a JSON object.
 host:  {"op": "run", "id": n, "code": str}
-guest: {"id": n, "event": "display", "data": {mime: form}} in order, any number, then once
+guest: {"id": n, "event": "began"}, {"id": n, "event": "display", "data": {mime: form}} in order, any number, then once
        {"id": n, "event": "done", "exit_code": 0..255, "error": exception type | null, "interrupted": bool}
 
 The first process of a container hears and speaks frames for many programs: a kind, whose it is, a length, the rest.

@@ -70,13 +70,18 @@ def sandbox_write_file(call: Call) -> dict[str, Any]:
     path = call.arguments["file_path"]
     data = _checked_content(path, call.arguments["content"], call.session)
     written = call.session.write(path, data, reasoning_trace=call.reasoning_trace)
-    return {"success": True, "file_path": path, "bytes_written": written, "hint": hints.WRITTEN}
+    return {"success": True, "file_path": _seen(path, call), "bytes_written": written, "hint": hints.WRITTEN}
 
 
 def sandbox_edit_file(call: Call) -> dict[str, Any]:
     path, old, new = (call.arguments[name] for name in ("file_path", "old_string", "new_string"))
     call.session.edit(path, old, new, reasoning_trace=call.reasoning_trace)
-    return {"success": True, "file_path": path, "hint": hints.EDITED}
+    return {"success": True, "file_path": _seen(path, call), "hint": hints.EDITED}
+
+
+def _seen(path: str, call: Call) -> str:
+    """The path that a program would open: without a root of its own, /tmp is another directory to it."""
+    return paths.checked(path, call.session.places)
 
 
 def _checked_content(path: str, content: str, session: Session) -> bytes:

@@ -11,6 +11,7 @@ from ..config import Settings
 from ..errors import CommandNotAllowed, FumehoodError
 from ..languages import resolve
 from ..policy import check_command
+from ..types import Receipt
 from .hints import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 EXEC_TIMEOUT_S = 60.0
 _SHOWN = 120
 _MB = 1024 * 1024
+_NETWORK = {True: "There is network access.", False: "There is no network access.", None: ""}
 
 # By the name a model knows it by: the module that shows it is there.
 LIBRARIES = {
@@ -52,10 +54,18 @@ class Facts(NamedTuple):
     libraries: tuple[str, ...]  # names of LIBRARIES that can be imported inside
     requirements: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()  # paths inside
+    receipt: Receipt | None = None  # what is enforced; None is not known
 
     @property
     def exec_timeout_s(self) -> float:
         return min(EXEC_TIMEOUT_S, self.settings.max_timeout_sec)
+
+    @property
+    def network(self) -> bool | None:
+        """Whether programs reach beyond the machine; None is not known."""
+        if self.receipt is None:
+            return self.settings.network or None
+        return self._level("network") == "none"
 
     def words(self) -> dict[str, str]:
         """What stands for each name in a description."""
@@ -65,19 +75,34 @@ class Facts(NamedTuple):
             "tmp": places.tmp,
             "workspace": places.workspace,
             "output": places.output,
-            "network": "There is network access." if settings.network else "There is no network access.",
+            "network": _NETWORK[self.network],
             "libraries": f"Installed: {', '.join(libraries)}." if libraries else "",
-            "datasets": f"Datasets, read-only: {', '.join(self.datasets)}." if self.datasets else "",
+            "datasets": self._datasets(),
             "commands": _listed("commands", settings.allowed_commands),
             "packages": _listed("packages", settings.allowed_packages),
             "languages": ", ".join(filter(self._can_run, settings.supported_languages)) or "none",
             "file_mb": str(min(MAX_FILE_BYTES // _MB, settings.file_mb, settings.disk_mb)),
-            "limits": f"{settings.memory_mb} MB of memory, {settings.disk_mb} MB of disk; "
-            f"{settings.max_output_kb} KB of each output stream are shown.",
+            "limits": self._limits(),
             "exec_timeout": f"{self.exec_timeout_s:g}",
             "code_timeout": f"{settings.timeout_sec:g}",
             "max_timeout": f"{settings.max_timeout_sec:g}",
         }
+
+    def _level(self, axis: str) -> str | None:
+        return None if self.receipt is None else self.receipt.axes[axis].level
+
+    def _datasets(self) -> str:
+        how = ", read-only" if self._level("files") == "sealed" else ""  # elsewhere they are copies
+        return f"Datasets{how}: {', '.join(self.datasets)}." if self.datasets else ""
+
+    def _limits(self) -> str:
+        bounds = []
+        if self._level("memory") not in (None, "none"):
+            bounds.append(f"{self.settings.memory_mb} MB of memory")
+        if self._level("disk") in ("sealed", "confined"):  # below, each file is bounded but not their sum
+            bounds.append(f"{self.settings.disk_mb} MB of disk")
+        shown = f"{self.settings.max_output_kb} KB of each output stream are shown."
+        return f"{', '.join(bounds)}; {shown}" if bounds else shown
 
     def _can_run(self, name: str) -> bool:
         """Python has an interpreter of its own; what starts as a command must be an allowed one."""
@@ -93,11 +118,12 @@ class Facts(NamedTuple):
 
 def facts(session: Session) -> Facts:
     """Ask the session, and its sandbox where this machine cannot know."""
-    session.check()  # the places are the backend's own once there is a sandbox
+    receipt = session.check()  # the places are the backend's own once there is a sandbox
+    known = None if session.backend_name == "fake" else receipt  # there, nothing runs that could be bounded
     libraries = _libraries(session)
     if "polars" in libraries:  # the system prompt asks for Polars alone
         libraries = tuple(name for name in libraries if name != "pandas")
-    return Facts(session.places, session.settings, libraries, session.requirements, session.dataset_paths)
+    return Facts(session.places, session.settings, libraries, session.requirements, session.dataset_paths, known)
 
 
 def _libraries(session: Session) -> tuple[str, ...]:

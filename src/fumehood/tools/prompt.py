@@ -20,7 +20,7 @@ def system_prompt(facts: Facts) -> str:
     so = set(facts.libraries)
     if so >= _EXAMPLE_NEEDS:
         so.add("example")
-    if not facts.settings.network:
+    if facts.network is False:
         so.add("offline")
     places = facts.places
     return Template(_parts(template, so)).substitute(

@@ -11,7 +11,7 @@ from .table import Tool
 FORMATS = ("openai", "anthropic", "mcp")
 
 
-def spec(tool: Tool, format: str, words: Mapping[str, str], *, network: bool) -> dict[str, Any]:  # noqa: A002
+def spec(tool: Tool, format: str, words: Mapping[str, str], *, network: bool | None) -> dict[str, Any]:  # noqa: A002
     """The entry of `tool` in a request's list of tools, or in the answer to `tools/list`."""
     fill = _filled if tool.template else _as_it_is
     described = {"name": tool.name, "description": fill(tool.description, words)}
@@ -21,7 +21,7 @@ def spec(tool: Tool, format: str, words: Mapping[str, str], *, network: bool) ->
     if format == "anthropic":
         return {**described, "input_schema": parameters}
     if format == "mcp":
-        hints = {"readOnlyHint": False, "destructiveHint": tool.destructive, "openWorldHint": network}
+        hints = {"readOnlyHint": False, "destructiveHint": tool.destructive, "openWorldHint": network is not False}
         return {**described, "title": tool.title, "inputSchema": parameters, "annotations": hints}
     raise BadArgument(f"specs are for one of {', '.join(FORMATS)}, not {format!r}")
 

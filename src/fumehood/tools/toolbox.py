@@ -82,7 +82,7 @@ class Toolbox:
         """The tools as `openai` (Responses API), `anthropic` or `mcp` wants them described."""
         known = self.facts()
         words = known.words()
-        return [specs.spec(tool, format, words, network=known.settings.network) for tool in self.tools.values()]
+        return [specs.spec(tool, format, words, network=known.network) for tool in self.tools.values()]
 
     def system_prompt(self) -> str:
         """What to tell a model about the sandbox before it starts."""
