@@ -1,8 +1,7 @@
-"""The system prompt says what holds here, and its example runs as printed."""
+"""The system prompt and the descriptions say what holds here. That the example runs is in test_checklist."""
 
 from __future__ import annotations
 
-import random
 import re
 
 import pytest
@@ -11,9 +10,16 @@ from fumehood.backends.base import Places
 from fumehood.config import Settings
 from fumehood.tools.facts import LIBRARIES, Facts
 from fumehood.tools.prompt import system_prompt
+from fumehood.types import AXES, Axis, Receipt
 
 ALL = tuple(LIBRARIES)
-FACTS = Facts(Places(), Settings(), ALL)
+SEALED = Receipt("sealed", {name: Axis("sealed", "as in the test") for name in AXES})
+FACTS = Facts(Places(), Settings(), ALL, receipt=SEALED)
+
+
+def without(*axes: str) -> Receipt:
+    return SEALED._replace(axes={**SEALED.axes, **{name: Axis("none", "as in the test") for name in axes}})
+
 
 # The document's block, to the letter.
 AS_WRITTEN = """\
@@ -83,12 +89,34 @@ def test_with_the_defaults_it_is_the_document_s_block():
 
 def test_numbers_and_paths_are_the_live_ones():
     places = Places("/run/box/workspace", "/run/box/tmp")
-    text = system_prompt(FACTS._replace(places=places, settings=Settings(max_timeout_sec=45, network=True)))
+    text = system_prompt(FACTS._replace(places=places, settings=Settings(max_timeout_sec=45)))
     assert "Timeout: 45s (adjustable to 45s max)" in text
-    assert "network" not in text
     assert "pl.read_csv('/run/box/tmp/data/prescribers.csv')" in text
     assert "Files in /run/box/tmp/ or /run/box/workspace/ only" in text
     assert not re.search(r"(?<!box)/tmp", text)
+
+
+def test_that_there_is_no_network_is_said_where_it_is_so():
+    assert "No network access" not in system_prompt(FACTS._replace(receipt=without("network")))
+    assert "No network access" not in system_prompt(FACTS._replace(receipt=None))  # not known
+    assert "No network access" in system_prompt(FACTS._replace(settings=Settings(network=True)))  # asked, not had
+
+
+@pytest.mark.parametrize(
+    ("receipt", "datasets", "network", "limits"),
+    [
+        (SEALED, "Datasets, read-only: /d.", "There is no network access.", "1024 MB of memory, 512 MB of disk; "),
+        (without("files"), "Datasets: /d.", "There is no network access.", "1024 MB of memory, 512 MB of disk; "),
+        (without("network", "disk"), "Datasets, read-only: /d.", "There is network access.", "1024 MB of memory; "),
+        (without("memory"), "Datasets, read-only: /d.", "There is no network access.", "512 MB of disk; "),
+        (without("memory", "disk"), "Datasets, read-only: /d.", "There is no network access.", ""),
+        (None, "Datasets: /d.", "", ""),
+    ],
+)
+def test_a_description_says_what_the_receipt_says(receipt, datasets, network, limits):
+    words = FACTS._replace(receipt=receipt, datasets=("/d",)).words()
+    assert (words["datasets"], words["network"]) == (datasets, network)
+    assert words["limits"] == f"{limits}10 KB of each output stream are shown."
 
 
 def test_what_cannot_be_imported_is_not_spoken_of():
@@ -110,29 +138,3 @@ def test_the_example_needs_all_its_libraries():
 def test_datasets_are_named_where_they_are():
     text = system_prompt(FACTS._replace(datasets=("/tmp/data/sales.csv", "/tmp/data/a$b.parquet")))
     assert "`/tmp/data/{dataset_name}.csv`\n  - `/tmp/data/sales.csv`\n  - `/tmp/data/a$b.parquet`\n- MUST" in text
-
-
-def test_the_printed_example_runs_as_printed_on_200_000_rows(tmp_path):
-    for module in ("polars", "sklearn", "matplotlib"):
-        pytest.importorskip(module, reason=f"the example needs {module}")
-    from fumehood.tools import Toolbox
-
-    csv = tmp_path / "prescribers.csv"
-    rng = random.Random(7)
-    rows = [f"{rng.gauss(at, 3):.3f},{rng.gauss(at, 3):.3f}" for at in (10, 50, 90, 90) for _ in range(50_000)]
-    csv.write_text("volume,count\n" + "\n".join(rows) + "\n")
-    settings = {"output_dir": str(tmp_path / "output"), "store_code": "never"}
-    with Toolbox({"prescribers": str(csv)}, "example", type="local", **settings) as box:
-        text = box.system_prompt()
-        code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-        assert code is not None
-        script = f"{box.session.places.tmp}/analysis.py"
-        assert box.call("sandbox_write_file", {"file_path": script, "content": code[1]})["success"]
-        reply = box.call("sandbox_exec", {"command": ["python", script], "timeout": 240})
-    assert reply["exit_code"] == 0, reply["stderr"]
-    assert "Created 3 clusters" in reply["stdout"]
-    assert sorted(reply["output_files"]) == ["clustered.csv", "plot.png"]
-    assert reply["hint"].startswith("Code executed successfully. 2 output files created.")
-    came_back = tmp_path / "output" / "session_example"
-    assert (came_back / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert (came_back / "clustered.csv").read_text().startswith("volume,count,cluster\n")

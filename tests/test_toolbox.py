@@ -699,7 +699,7 @@ def test_the_specs_have_the_shape_that_each_client_wants(fake):
     assert first["openai"]["type"] == "function"
     assert set(first["anthropic"]) == {"name", "description", "input_schema"}
     assert set(first["mcp"]) == {"name", "title", "description", "inputSchema", "annotations"}
-    assert first["mcp"]["annotations"] == {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": False}
+    assert first["mcp"]["annotations"] == {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}
     schemas = [first["openai"]["parameters"], first["anthropic"]["input_schema"], first["mcp"]["inputSchema"]]
     assert schemas[0] == schemas[1] == schemas[2]
     assert schemas[0]["required"] == ["command"]
@@ -712,16 +712,49 @@ def test_the_specs_have_the_shape_that_each_client_wants(fake):
 
 
 def test_a_description_says_what_holds_here(fake):
-    box = fake(network=True, allowed_commands="ls", memory_mb=99, max_timeout_sec=40, timeout_sec=7)
+    box = fake(network=True, allowed_commands="ls", max_timeout_sec=40, timeout_sec=7)
     command, python = box.specs("mcp")[0], box.specs("mcp")[3]
     assert "There is network access." in command["description"]
     assert "Allowed commands: ls." in command["description"]
-    assert "99 MB of memory" in command["description"]
     assert "40 unless given, 40 at most" in command["inputSchema"]["properties"]["timeout"]["description"]
     assert "7 unless given" in python["inputSchema"]["properties"]["timeout"]["description"]
     assert command["annotations"]["openWorldHint"] is True
     assert "Installed" not in command["description"]  # nothing runs there, so nothing can be imported
     assert "polars" not in json.dumps(box.specs("mcp")).lower()
+
+
+@pytest.mark.parametrize("level", ["sealed", "confined", "process"])
+def test_what_a_model_is_told_is_what_a_program_finds(tmp_path, level):
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    settings = {"isolation": level, "store_code": "never", "output_dir": str(tmp_path / "output")}
+    with Toolbox({"x": str(tmp_path / "x.csv")}, type="local", **settings) as box:
+        receipt, prompt = box.session.check(), box.system_prompt()
+        if receipt.level != level:
+            pytest.skip(f"this machine gives {receipt.level}, not {level}")
+        spec = box.specs("mcp")[0]
+        described, data = spec["description"], f"{box.session.places.data}/x.csv"
+        append = _exec(box, "sh", "-c", f"echo 2 >> {data}")
+    sealed, open_ = level == "sealed", receipt.axes["network"].level == "none"
+    assert ("Datasets, read-only: " in described) is sealed
+    assert (append["exit_code"] != 0) is sealed
+    assert f": {data}." in described
+    assert ("MB of disk" in described) is sealed
+    assert ("There is network access." in described) is open_
+    assert ("no network access" in described) is ("No network access" in prompt) is not open_
+    assert spec["annotations"]["openWorldHint"] is open_
+    assert (tmp_path / "x.csv").read_text() == "a\n1\n"
+
+
+@pytest.mark.parametrize("level", ["sealed", "confined", "process"])
+@pytest.mark.parametrize("directory", ["/tmp", "/workspace", "/mnt/data"])
+def test_a_reply_names_the_path_that_a_program_can_open(tmp_path, level, directory):
+    with Toolbox(type="local", isolation=level, store_code="never", output_dir=str(tmp_path)) as box:
+        arguments = {"file_path": f"{directory}/x.py", "content": "print('a')\n"}
+        written = box.call("sandbox_write_file", arguments)["file_path"]
+        edited = box.call("sandbox_edit_file", {"file_path": written, "old_string": "a", "new_string": "b"})
+        assert edited["file_path"] == written
+        assert _exec(box, "python", written)["stdout"] == "b\n"
+        assert _edit(box, f"{directory}/x.py", "b")["file_path"] == written
 
 
 def test_libraries_are_named_only_if_they_can_be_imported(local):
@@ -735,7 +768,7 @@ def test_datasets_are_told_by_their_paths(tmp_path):
     (tmp_path / "a.csv").write_text("x\n1\n")
     settings = {"type": FakeBackend(), "store_code": "never"}
     with Toolbox({"my sales": str(tmp_path / "a.csv")}, **settings) as box:
-        assert "Datasets, read-only: /tmp/data/my_sales.csv." in box.specs("mcp")[0]["description"]
+        assert "Datasets: /tmp/data/my_sales.csv." in box.specs("mcp")[0]["description"]
         assert "`/tmp/data/my_sales.csv`" in box.system_prompt()
 
 
