@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 
 import pytest
 
@@ -227,3 +228,38 @@ def test_a_handler_that_fails_or_knows_nothing_changes_nothing(tmp_path, caplog)
     assert run.collect(**{"p.png": b"1"})["copied_files"]
     assert "send_visualization failed" in caplog.text
     assert Run(tmp_path, object()).collect(**{"p.png": b"1"})["copied_files"]
+
+
+def test_a_slow_synchronous_handler_holds_up_nobody_else(tmp_path):
+    called, answered = threading.Event(), threading.Event()
+
+    class Slow:
+        def send_visualization(self, path: str) -> None:  # noqa: ARG002
+            called.set()
+            assert answered.wait(30), "the loop stood still"
+
+    async def scenario() -> dict:
+        collecting = asyncio.create_task(run.outputs.collect(run.sandbox))
+        while not called.is_set():
+            await asyncio.sleep(0.01)
+        answered.set()  # by the loop, which goes on
+        return await collecting
+
+    run = Run(tmp_path, Slow())
+    run.files["/tmp/output/p.png"] = b"1"
+    assert asyncio.run(scenario())["copied_files"]
+    assert answered.is_set()
+
+
+def test_what_a_synchronous_handler_gives_back_is_awaited(tmp_path):
+    shown = []
+
+    class Handler:
+        def send_visualization(self, path: str):
+            async def later() -> None:
+                shown.append(path)
+
+            return later()
+
+    Run(tmp_path, Handler()).collect(**{"p.png": b"1"})
+    assert len(shown) == 1

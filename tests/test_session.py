@@ -729,7 +729,7 @@ def test_requirements_become_a_layer_of_the_sandbox(layers):
     session.run("y")
     assert layers == [("six",)]
     assert fake.sandboxes[0].spec.packages == "/layers/1"
-    assert heard == ["installing"]
+    assert wait_until(lambda: heard == ["installing"])
 
 
 @pytest.mark.parametrize("driver", ["direct", "async"])

@@ -62,6 +62,7 @@ class Outputs:
         self.copied_bytes = 0  # of the last call
         self._copies = copies
         self._io = io_handler
+        self._telling = asyncio.Lock()
         self._before: Listing = {}
         self._done: dict[str, tuple[int, ...]] = {}  # what was copied or passed over, by version
 
@@ -149,9 +150,11 @@ class Outputs:
         if not callable(method):
             return
         try:
-            answer = method(text)
-            if inspect.isawaitable(answer):
-                await answer
+            async with self._telling:  # in their order, also from threads
+                # A synchronous one may take its time: in this loop it would stop every session.
+                answer = method(text) if inspect.iscoroutinefunction(method) else await asyncio.to_thread(method, text)
+                if inspect.isawaitable(answer):
+                    await answer
         except Exception:
             _log.warning("the io handler's %s failed", verb, exc_info=True)
 
