@@ -160,6 +160,7 @@ def test_a_refused_command_is_126_with_the_whole_shape(fake):
         ({"command": ["ls", "\udfff"]}, "UTF-8"),
         ({"command": None}, "command must be an array of strings, not null"),
         ({}, "sandbox_exec needs the argument command"),
+        ({"command": ["ls"], "cmd": None}, "sandbox_exec has no argument 'cmd'"),
         ({"cmd": ["ls"]}, "sandbox_exec has no argument 'cmd'; it takes command, timeout (optional)"),
         ("{", "not JSON"),
         ("[1]", "must be an object, not list"),
@@ -180,6 +181,21 @@ def test_bad_arguments_of_a_command_are_named(fake, arguments, said):
 
 def test_arguments_may_be_json(fake):
     assert fake(Reply("ok")).call("sandbox_exec", '{"command": ["ls"], "timeout": 5}')["stdout"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("sandbox_exec", {"command": ["ls"], "timeout": None}),
+        ("run_python_code", {"code": "1", "timeout": None}),
+        ("run_code", '{"code": "1", "language": null, "timeout": null}'),
+        ("code_interpreter", {"code": "1", "requirements": None}),
+    ],
+)
+def test_null_for_an_optional_argument_is_not_given(fake, tool, arguments):
+    reply = fake().call(tool, arguments)
+    assert reply["exit_code"] == 0, reply
+    assert "error" not in reply
 
 
 def test_an_engine_that_fails_is_125(fake):

@@ -101,6 +101,12 @@ def test_its_arguments_are_checked(toolbox, arguments, named):
     assert named in reply["error"]
 
 
+def test_null_is_a_value_where_the_hint_says_so_and_not_given_elsewhere(toolbox):
+    box = toolbox(mine='def say(a: int | None = 5, b: int = 7) -> str:\n    """Say."""\n    return f"{a} {b}"\n')
+    assert box.call("say")["result"] == "5 7"
+    assert box.call("say", {"a": None, "b": None})["result"] == "None 7"
+
+
 def test_an_async_function_and_a_session(toolbox):
     code = '''
 import asyncio

@@ -43,6 +43,17 @@ def check(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) ->
         check_value(name, value, properties[name])
 
 
+def given(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without the optional ones that are null, which many a client sends for what is not given."""
+    properties: Mapping[str, Any] = schema["properties"]
+    optional = properties.keys() - set(schema.get("required", ()))
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is not None or name not in optional or _fits(name, None, properties[name])  # null can be a value
+    }
+
+
 def check_value(where: str, value: Any, schema: Mapping[str, Any]) -> None:
     """One value against its schema."""
     if "anyOf" in schema:

@@ -61,7 +61,7 @@ class Toolbox:
             return _unknown(plain, self.tools)
         given: Mapping[str, Any] = {}
         try:
-            given = _mapping(tool.name, arguments)
+            given = schema.given(_mapping(tool.name, arguments), tool.schema)
             schema.check(tool.name, given, tool.schema)
             return tool.function(Call(self._session, given, _trace(reasoning_trace), self._one_shot))
         except FumehoodError as error:
