@@ -64,7 +64,8 @@ class Outputs:
         self._io = io_handler
         self._telling = asyncio.Lock()
         self._before: Listing = {}
-        self._done: dict[str, tuple[int, ...]] = {}  # what was copied or passed over, by version
+        self._done: dict[str, tuple[int, ...]] = {}  # what was copied or never can be, by version
+        self._failed: dict[str, tuple[int, ...]] = {}  # what is tried again
 
     @property
     def directory(self) -> str:
@@ -73,7 +74,7 @@ class Outputs:
 
     async def begin(self, sandbox: Sandbox) -> None:
         """A new sandbox: what it came with is nobody's output."""
-        self._done = {}
+        self._done, self._failed = {}, {}
         self._before = await listing(sandbox)
 
     async def note_written(self, sandbox: Sandbox, path: str) -> None:
@@ -104,23 +105,27 @@ class Outputs:
     async def _copy(self, sandbox: Sandbox, present: Iterable[FileStat], root: str) -> tuple[list[str], list[str]]:
         copied: list[str] = []
         warnings: list[str] = []
-        late = self.copied_bytes = 0
-        for stat in present:
+        late = tried = tried_bytes = self.copied_bytes = 0
+        # What failed before comes last: it may fail for ever.
+        for stat in sorted(present, key=lambda stat: self._failed.get(stat.path) == stat.version):
             if self._done.get(stat.path) == stat.version or stat.path.lower().endswith(LEFT_INSIDE):
                 continue
-            if stat.size > MAX_FILE_BYTES:
+            if never := self._never(stat, root):
                 self._done[stat.path] = stat.version
-                warnings.append(_not_copied(stat.path, f"larger than {MAX_FILE_BYTES // 1_048_576} MB"))
+                warnings.append(_not_copied(stat.path, never))
                 continue
-            if len(copied) >= MAX_COPIED or self.copied_bytes + stat.size > MAX_CALL_BYTES:
+            if tried >= MAX_COPIED or tried_bytes + stat.size > MAX_CALL_BYTES:
                 late += 1
                 continue
-            self._done[stat.path] = stat.version
+            tried += 1
+            tried_bytes += stat.size
             try:
                 local = await self._copy_one(sandbox, stat, root)
             except (FileError, OSError, ValueError) as error:
+                self._failed[stat.path] = stat.version
                 warnings.append(_not_copied(stat.path, _why(error)))
                 continue
+            self._done[stat.path] = stat.version
             copied.append(local)
             await self._show(local)
         if late:
@@ -130,9 +135,18 @@ class Outputs:
             )
         return copied, warnings
 
+    def _never(self, stat: FileStat, root: str) -> str | None:
+        """Why this file cannot be copied, now or later."""
+        if stat.size > MAX_FILE_BYTES:
+            return f"larger than {MAX_FILE_BYTES // 1_048_576} MB"
+        try:
+            self._copies.check(stat.path.removeprefix(f"{root}/"))
+        except ValueError as error:
+            return str(error)
+        return None
+
     async def _copy_one(self, sandbox: Sandbox, stat: FileStat, root: str) -> str:
         relative = stat.path.removeprefix(f"{root}/")
-        self._copies.check(relative)
         if stat.size > PROGRESS_BYTES:
             await self.tell("send_progress", f"copying {_shown(relative)} ({stat.size // 1_048_576} MB)")
         data = await sandbox.read(stat.path, MAX_FILE_BYTES)
