@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import gc
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fumehood import errors
+from fumehood import AsyncSession, errors
 from fumehood.execution import TRUNCATED
 from fumehood.types import Display, Exited, Output
 from support import wait_until
@@ -618,6 +619,47 @@ def test_a_session_belongs_to_the_process_that_made_it(session: Kept, how: str) 
     assert done.stdout.split() == ["True", "True", "True", "own", "child", "0", "42"], done
 
 
+# ---- given up
+
+
+def test_calls_that_are_given_up_at_any_moment_leave_nothing(session: Kept) -> None:
+    marker = new_marker()
+
+    async def scenario() -> None:
+        async with AsyncSession(store_code="never", **session.target.settings) as kept:
+            await kept.run("1")
+            for number in range(30):
+                task = asyncio.create_task(kept.exec(["sleep", marker], timeout=60))
+                await asyncio.sleep(number * 0.0004)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                assert (await kept.run("6 * 7")).meta["results"] == [{"text/plain": "42"}]
+            until = time.monotonic() + 10
+            while alive(marker) and time.monotonic() < until:
+                await asyncio.sleep(0.05)
+            assert not alive(marker)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_is_given_up_does_not_strike_the_next(session: Kept) -> None:
+    async def scenario() -> None:
+        async with AsyncSession(store_code="never", **session.target.settings) as kept:
+            await kept.run("k = 1")
+            for number in range(150):
+                task = asyncio.create_task(kept.run("for i in range(3000): pass"))
+                await asyncio.sleep((number % 12) * 0.0001)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                result = await kept.run("k")
+                assert (result.stderr, result.meta["state"]) == ("", "kept")
+                assert result.meta["results"] == [{"text/plain": "1"}]
+
+    asyncio.run(scenario())
+
+
 # ---- budgets
 
 
@@ -632,10 +674,33 @@ def test_the_budget_of_cpu_time(session: Kept) -> None:
 def test_the_budget_of_cpu_time_is_not_dodged_by_who_must_be_killed(session: Kept, verb: str) -> None:
     frugal = session(session_max_cpu_sec=0.5)
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-    result = frugal.run(code, 1) if verb == "run" else frugal.exec(["python", "-c", code], 1)
-    assert result.meta["reason"] == "timeout"
+
+    def spend() -> None:
+        for _ in range(10):  # how much it gets in a second is the machine's to say
+            result = frugal.run(code, 1) if verb == "run" else frugal.exec(["python", "-c", code], 1)
+            assert result.meta["reason"] == "timeout"
+
     with pytest.raises(errors.BudgetExceeded, match="SANDBOX_SESSION_MAX_CPU_SEC"):
-        frugal.run("1")
+        spend()
+
+
+SPIN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def test_cpu_time_counts_what_a_run_has_started(session: Kept) -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"
+    assert 0.2 < session.run(code).meta["usage"]["cpu_s"] < 5
+    assert session.run("1").meta["usage"]["cpu_s"] < 0.2
+
+
+def test_the_limit_of_cpu_time_holds_for_a_run_and_keeps_its_variables(session: Kept) -> None:
+    limited = session(cpu_sec=1)
+    limited.run("x = 1")
+    result = limited.run("while True: pass", timeout=60)
+    assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (152, "signal", "kept")
+    assert "SANDBOX_CPU_SEC" in result.stderr
+    assert result.duration < 30
+    assert limited.run("x").meta["results"] == [{"text/plain": "1"}]
 
 
 def test_the_budget_of_running_time_cuts_and_then_refuses(session: Kept) -> None:

@@ -244,6 +244,48 @@ def test_an_interpreter_that_died_between_runs_is_replaced_and_the_next_run_says
     assert not volume.waiting_interpreter().replaces_untold
 
 
+def test_a_file_that_is_replaced_keeps_its_mode(engine, opened):
+    volume = opened(engine)
+    assert command(volume, "sh", "-c", "echo 'echo one' > r.sh; chmod 755 r.sh")[2].exit_code == 0
+    volume.write("/workspace/r.sh", b"#!/bin/sh\necho two\n")
+    assert command(volume, "sh", "-c", "stat -c %a r.sh; sh -c ./r.sh || cat r.sh")[0].startswith("755\n")
+
+
+def test_the_host_reads_no_more_than_the_program_may(sealed, opened, tmp_path):
+    """As root it could: a file of somebody else's, with no right for others, that a mount shows inside."""
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user's sandbox is that same user")
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    (layer / "secret").write_text("of root")
+    (layer / "secret").chmod(0o600)
+    volume = opened(sealed, packages=str(layer))
+    assert "Permission denied" in command(volume, "cat", "/run/packages/secret")[1]
+    volume._files._tree._prefixes = {"/tmp": "run/packages"}  # as if it lay beneath /tmp, like a virtualenv may
+    with pytest.raises(FileError) as caught:
+        volume.read("/tmp/secret", 100)
+    assert caught.value.kind == "denied"
+
+
+def test_what_a_killed_process_left_behind_is_swept(tmp_path, monkeypatch):
+    from fumehood.engine import private
+    from fumehood.engine.layout import discover
+
+    monkeypatch.setattr(private.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(private, "_swept", 0)
+    gone = tmp_path / "fumehood-4194305-abc"  # more than the kernel has
+    gone.mkdir()
+    (gone / "file").write_text("left")
+    alive, other = tmp_path / f"fumehood-{os.getpid()}-abc", tmp_path / "fumehood-notes"
+    alive.mkdir()
+    other.mkdir()
+    made = private.make(discover("/usr/bin/python3"), None)
+    assert not gone.exists()
+    assert alive.exists()
+    assert other.exists()
+    private.remove(made)
+
+
 # --- datasets
 
 
