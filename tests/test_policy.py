@@ -73,9 +73,29 @@ def test_what_no_entry_fits_is_refused(argv, allowed):
 
 def test_a_path_of_the_caller_s_making_is_refused_unless_everything_is_allowed():
     assert not _allowed(["ls"], ["ls"], {"PATH": "/tmp"})
-    assert _allowed(["/bin/ls"], ["ls"], {"PATH": "/tmp"})
+    assert not _allowed(["/bin/ls"], ["ls"], {"PATH": "/tmp"})
     assert _allowed(["ls"], ["*"], {"PATH": "/tmp"})
     assert _allowed(["ls"], ["ls"], {"HOME": "/tmp"})
+
+
+@pytest.mark.parametrize(
+    ("program", "variable", "passes"),
+    [
+        *(("ls", name, False) for name in ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "BASH_ENV")),
+        ("sh", "ENV", False),
+        ("/bin/bash", "ENV", False),
+        ("python", "ENV", True),  # ENV=production
+        *(("python", name, True) for name in ("PYTHONPATH", "PYTHONSTARTUP", "NODE_OPTIONS", "LDFLAGS", "path")),
+    ],
+)
+def test_a_variable_that_decides_what_runs_is_refused(program, variable, passes):
+    allowed = ("python", "ls", "sh", "bash")
+    assert _allowed([program], ["*"], {variable: "x"})
+    if passes:
+        assert _allowed([program], allowed, {"A": "b", variable: "x"})
+        return
+    with pytest.raises(CommandNotAllowed, match=rf"sets '{variable}', .*SANDBOX_ALLOWED_COMMANDS=\*"):
+        check_command((program,), allowed, {"A": "b", variable: "x"})
 
 
 @pytest.mark.parametrize("program", ["python", "python3", "sh", "bash", "cat", "head", "ls", "grep", "wc", "find"])
@@ -90,6 +110,12 @@ def test_the_message_says_what_was_refused_and_what_is_allowed():
         check_command(("curl",), (), {})
     with pytest.raises(CommandNotAllowed, match="a shell must be listed itself"):
         check_command(("bash", "-c", "ls"), ("ls",), {})
+    for program in ("/bin/busybox", "busybox", "/usr/bin/curl"):
+        with pytest.raises(CommandNotAllowed, match=r"not allowed: it is not on the list\. Allowed here: ls \("):
+            check_command((program,), ("ls",), {"PATH": "/tmp"})
+    for program in ("/tmp/bash", "./ls", "/usr/bin/python/x"):
+        with pytest.raises(CommandNotAllowed, match="outside the system's directories must be listed itself"):
+            check_command((program,), ("bash", "ls", "python"), {})
     with pytest.raises(CommandNotAllowed, match="each argument must be an item of its own"):
         check_command(("ls -l",), ("ls",), {})
     with pytest.raises(CommandNotAllowed, match=r"other arguments only: git log \*"):
@@ -97,9 +123,15 @@ def test_the_message_says_what_was_refused_and_what_is_allowed():
 
 
 def test_a_long_list_is_shown_in_part():
-    with pytest.raises(CommandNotAllowed) as refused:
-        check_command(("curl",), tuple(f"tool{number}" for number in range(100)), {})
-    assert "tool39, … (SANDBOX_ALLOWED_COMMANDS)" in str(refused.value)
+    def said(*allowed):
+        with pytest.raises(CommandNotAllowed) as refused:
+            check_command(("curl",), allowed, {})
+        return str(refused.value).partition("Allowed here: ")[2]
+
+    assert said(*DEFAULT_COMMANDS) == f"{', '.join(DEFAULT_COMMANDS)} (SANDBOX_ALLOWED_COMMANDS)."
+    assert said(*["1234"] * 100) == f"{', '.join(['1234'] * 100)} (SANDBOX_ALLOWED_COMMANDS)."  # 598 characters
+    assert said(*["12345"] * 100) == f"{', '.join(['12345'] * 86)} and 14 more (SANDBOX_ALLOWED_COMMANDS)."
+    assert said("x" * 700, "y") == f"{'x' * 700} and 1 more (SANDBOX_ALLOWED_COMMANDS)."
 
 
 def test_a_refusal_is_logged_without_the_arguments(caplog):

@@ -1,21 +1,22 @@
 """Which commands may be started: advice beside isolation, not a boundary.
 
-A listed shell or interpreter can start anything, and so can `env`, `find -exec` and `xargs`. What holds a program is
-the sandbox; the list keeps an honest model to the tools that were meant for it, and shows when it strays.
+A listed shell or interpreter can start anything, and so can `env`, `find -exec` and `xargs`; variables that a program
+reads code from, such as PYTHONPATH, pass. What holds a program is the sandbox; the list keeps an honest model to the
+tools that were meant for it, and shows when it strays.
 """
 
 from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from .errors import CommandNotAllowed, ConfigurationError
 
 ALL = "*"
 _REST = "**"  # as the last pattern: any further arguments
-_SHOWN = 40
+_SHOWN_CHARS = 600
 _SHELLS = {"ash", "bash", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"}
 _SYSTEM = {"/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"}
 
@@ -28,8 +29,6 @@ def check_command(argv: tuple[str, ...], allowed: tuple[str, ...], env: Mapping[
     if ALL in allowed:
         return
     program = argv[0] if argv else ""
-    if "/" not in program and "PATH" in env:
-        raise _refused(program, allowed, "its env= sets PATH, so another program could go by that name")
     if ".." in program.split("/"):  # behind a link, `..` leads elsewhere than it reads
         raise _refused(program, allowed, "its path holds '..'")
     names = _names(program)
@@ -37,8 +36,19 @@ def check_command(argv: tuple[str, ...], allowed: tuple[str, ...], env: Mapping[
     if not found:
         raise _refused(program, allowed, _why_not(program))
     if not any(_fits(argv[1:], tuple(words[1:])) for words in found):
-        taken = "; ".join(shlex.join(words).replace("'", "") for words in found[:_SHOWN])
+        taken = _shown([shlex.join(words).replace("'", "") for words in found], "; ")
         raise _refused(program, allowed, f"it is allowed with other arguments only: {taken}")
+    for variable in env:
+        if _decides(variable, program):
+            why = f"its env= sets {variable[:60]!r}, which decides what runs"
+            raise _refused(program, allowed, f"{why}; leave it out, or set SANDBOX_ALLOWED_COMMANDS={ALL}")
+
+
+def _decides(variable: str, program: str) -> bool:
+    """Whether another program, or code put before it, would run by the name of a listed one."""
+    if variable == "ENV":  # means something to shells alone, and much else to others
+        return posixpath.basename(program) in _SHELLS
+    return variable in ("PATH", "BASH_ENV") or variable.startswith("LD_")
 
 
 def _names(program: str) -> set[str]:
@@ -69,14 +79,12 @@ def _fits(arguments: tuple[str, ...], patterns: tuple[str, ...]) -> bool:
 
 
 def _why_not(program: str) -> str:
-    name = posixpath.basename(program)
-    if name in _SHELLS:
-        return "a shell must be listed itself"
     if " " in program:
         return "each argument must be an item of its own"
-    if "/" in program:
+    names = _names(program)
+    if "/" in program and len(names) < 2:  # those in a system directory go by their bare name, too
         return "a path outside the system's directories must be listed itself, absolute"
-    return "it is not on the list"
+    return "a shell must be listed itself" if names & _SHELLS else "it is not on the list"
 
 
 def _refused(program: str, allowed: tuple[str, ...], why: str) -> CommandNotAllowed:
@@ -84,7 +92,20 @@ def _refused(program: str, allowed: tuple[str, ...], why: str) -> CommandNotAllo
 
     shown = repr(program[:100])
     logging.getLogger("fumehood.policy").info("command refused: %s", shown)  # its arguments could hold a secret
-    listed = ", ".join(allowed[:_SHOWN]) + (", …" if len(allowed) > _SHOWN else "")
+    listed = _shown(allowed, ", ") or "none"
     return CommandNotAllowed(
-        f"The command {shown} is not allowed: {why}. Allowed here: {listed or 'none'} (SANDBOX_ALLOWED_COMMANDS)."
+        f"The command {shown} is not allowed: {why}. Allowed here: {listed} (SANDBOX_ALLOWED_COMMANDS)."
     )
+
+
+def _shown(entries: Sequence[str], between: str) -> str:
+    """All of them, or the first and how many more."""
+    count, length = 0, 0
+    for entry in entries:
+        length += len(entry) + len(between)
+        if length - len(between) > _SHOWN_CHARS:
+            break
+        count += 1
+    count = max(count, 1)
+    more = f" and {len(entries) - count} more" if count < len(entries) else ""
+    return between.join(entries[:count]) + more
