@@ -139,11 +139,28 @@ def test_a_tool_s_failure_is_a_reply(toolbox):
     assert reply["hint"]
 
 
-@pytest.mark.parametrize("body", ["raise SystemExit(3)", "x = []; x.append(x); return x", "return {(1, 2): 3}"])
-def test_what_a_tool_does_wrong_is_told_as_its_failure(toolbox, body):
-    reply = toolbox(mine=f'def odd() -> object:\n    """Odd."""\n    {body}\n').call("odd")
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("raise SystemExit(3)", "import sys; sys.exit()", "raise GeneratorExit", "raise BaseException"),
+        *("import asyncio; raise asyncio.CancelledError", "raise OSError('\\udfff')", "raise OSError('x' * 9999)"),
+        *("x = []; x.append(x); return x", "return {(1, 2): 3}", "return '\\udfff'"),
+        *("return float('nan')", "return {'a': [float('inf')]}", "return -float('inf')"),
+    ],
+)
+def test_what_a_tool_does_wrong_is_told_as_its_failure(toolbox, kind, body):
+    reply = toolbox(mine=f'{kind} odd() -> object:\n    """Odd."""\n    {body}\n').call("odd")
     assert reply["success"] is False
     assert reply["hint"] == "Tool call failed. Review the error and the arguments."
+    assert len(json.dumps(reply, allow_nan=False, ensure_ascii=False).encode()) < 5000
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_an_interrupt_in_a_tool_passes(toolbox, kind):
+    box = toolbox(mine=f'{kind} stop() -> None:\n    """Stop."""\n    raise KeyboardInterrupt\n')
+    with pytest.raises(KeyboardInterrupt):
+        box.call("stop")
 
 
 def test_what_json_cannot_hold_becomes_text(toolbox):
@@ -202,6 +219,37 @@ def test_the_working_directory_is_refused_by_any_name(toolbox, tmp_path, monkeyp
     monkeypatch.chdir(toolbox.directory)
     with pytest.raises(ConfigurationError, match="working directory"):
         Toolbox(type=FakeBackend(), tools_dir=str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize(
+    "name", ["work/link", "work/deep/../link", "alias/link", "chain", "relative", "work/into/tools"]
+)
+def test_a_link_that_an_agent_could_have_turned_is_refused(toolbox, tmp_path, name):
+    toolbox(greet=GREET)
+    (tmp_path / "work" / "deep").mkdir()
+    (tmp_path / "work" / "link").symlink_to(toolbox.directory)
+    (tmp_path / "work" / "into").symlink_to(tmp_path)
+    (tmp_path / "alias").symlink_to(tmp_path / "work")
+    (tmp_path / "chain").symlink_to(tmp_path / "work" / "link")
+    (tmp_path / "relative").symlink_to("./alias/../work/link")
+    with pytest.raises(ConfigurationError, match="working directory"):
+        Toolbox(type=FakeBackend(), tools_dir=str(tmp_path / name))
+
+
+def test_a_link_elsewhere_is_followed(toolbox, tmp_path):
+    toolbox(greet=GREET)
+    (tmp_path / "link").symlink_to("tools")
+    with Toolbox(type=FakeBackend(), store_code="never", tools_dir=f"{tmp_path}/work/../link/") as box:
+        assert box.call("greet", {"name": "you"})["success"] is True
+
+
+def test_links_in_a_circle_are_an_error(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        Toolbox(type=FakeBackend(), tools_dir=str(tmp_path / "a"))
 
 
 def test_a_link_into_the_working_directory_is_left_out(toolbox, tmp_path):

@@ -1,7 +1,8 @@
 """Tools of the user's own: the public functions of the files in SANDBOX_TOOLS_DIR.
 
 They run in this process, with all its rights, so the directory must be one that no sandboxed program and no other user
-could have written: absolute, not in the working directory, owned by this user or root, not writable by everyone.
+could have written: absolute, not in the working directory nor by a link there, owned by this user or root, not writable
+by everyone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigurationError
+from ..execution import shorten
 from . import hints
 from .calls import Call
 from .hints import Failure
@@ -23,6 +25,8 @@ from .table import Tool, ToolCategory
 
 _SESSION = "session"  # a parameter of that name is given the session
 _MAX_BYTES = 1024 * 1024
+_MAX_ERROR_BYTES = 4096
+_MAX_LINKS = 40  # the kernel's own
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
@@ -70,7 +74,7 @@ def _checked(directory: str) -> str:
             f"{what} is relative: an agent could have made that directory where you happen to be. Name it absolutely."
         )
     real = os.path.realpath(directory)
-    if _in_working_directory(real):
+    if _by_working_directory(directory):
         raise ConfigurationError(
             f"{what} is in the working directory, where an agent could plant a tool. Move it, or start elsewhere."
         )
@@ -89,12 +93,29 @@ def _checked(directory: str) -> str:
     return real
 
 
-def _in_working_directory(real: str) -> bool:
+def _by_working_directory(path: str) -> bool:
+    """Whether it lies there, or is reached by a link that does."""
     try:
         here = os.path.realpath(os.getcwd())
     except FileNotFoundError:
         return False
-    return here != "/" and os.path.commonpath([here, real]) == here
+    return here != "/" and any(os.path.commonpath([here, passed]) == here for passed in _way(path))
+
+
+def _way(path: str) -> Iterator[str]:
+    """The real path, and that of every link that is passed on the way to it."""
+    at, ahead, links = "/", path.split("/")[::-1], 0
+    while ahead:
+        step = os.path.normpath(os.path.join(at, ahead.pop()))
+        if not os.path.islink(step) or links > _MAX_LINKS:
+            at = step
+            continue
+        yield step
+        links += 1
+        target = os.readlink(step)
+        at = "/" if target.startswith("/") else at
+        ahead += target.split("/")[::-1]
+    yield at
 
 
 def _refuse_foreign(status: os.stat_result, what: str) -> None:
@@ -117,7 +138,7 @@ def _module(path: str) -> types.ModuleType:
         if not stat.S_ISREG(status.st_mode):
             raise ConfigurationError("it is not a regular file")
         _refuse_foreign(status, "it")
-        if _in_working_directory(os.path.realpath(path)):
+        if _by_working_directory(path):
             raise ConfigurationError("it is a link into the working directory, where an agent could plant a tool")
         source = file.read(_MAX_BYTES + 1)
     if len(source) > _MAX_BYTES:
@@ -203,8 +224,11 @@ def _calling(function: Callable[..., Any], wants_session: bool) -> Callable[[Cal
             if inspect.isawaitable(value):
                 value = _awaited(value)
             return {"success": True, "result": _as_json(value), "hint": hints.USER_DONE}
-        except (Exception, SystemExit) as error:  # the tool's own failure, told as such
-            return {"success": False, "error": f"{type(error).__name__}: {error}", "hint": hints.USER_FAILED}
+        except KeyboardInterrupt:  # somebody wants the whole program to stop
+            raise
+        except BaseException as error:  # the tool's own failure, told as such; SystemExit is one
+            said = shorten(f"{type(error).__name__}: {error}", _MAX_ERROR_BYTES)
+            return {"success": False, "error": said, "hint": hints.USER_FAILED}
 
     return call
 
@@ -226,7 +250,8 @@ def _failed(failure: Failure, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))
+    # NaN, Infinity and half a surrogate pair fail here, not where the reply is sent.
+    return json.loads(json.dumps(value, default=str, allow_nan=False, ensure_ascii=False).encode())
 
 
 def _is_json(value: Any) -> bool:
