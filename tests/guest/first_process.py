@@ -28,7 +28,7 @@ _MOUNT = 'mount -t tmpfs -o "size=$SIZE,nr_inodes=500,mode=0755,uid=$OWNER,gid=$
 _PLACES = 'cd "$BASE/files" && mkdir workspace tmp home && chown "$OWNER:$OWNER" workspace tmp home || exit 77; '
 _START = (
     "import sys; sys.path.insert(0, {base!r}); from fumehood.guest.container import main; "
-    "main({base!r} + '/files/workspace', {base!r} + '/files/tmp', {base!r} + '/files/home')"
+    "main({base!r} + '/files/workspace', {base!r} + '/files/tmp', {base!r} + '/files/home', {patience_s})"
 )
 
 
@@ -50,12 +50,12 @@ class Lost(Exception):
 
 
 class Container:
-    def __init__(self, base: Path, size: str = "16m") -> None:
+    def __init__(self, base: Path, size: str = "16m", patience_s: float = 1000) -> None:
         self.base = base
         self.files = f"{base}/files"
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            _command(base),
+            _command(base, patience_s),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -268,21 +268,13 @@ def _owner() -> str:
     return "1000" if os.geteuid() == 0 else "0"
 
 
-def _command(base: Path) -> list[str]:
+def _command(base: Path, patience_s: float = 1000) -> list[str]:
     is_root = os.geteuid() == 0
-    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-    drop += ["--reuid=1000", "--regid=1000", "--clear-groups"] if is_root else []
-    inside = [
-        "sh",
-        "-c",
-        _MOUNT + _PLACES + 'exec "$@"',
-        "sh",
-        *drop,
-        PYTHON,
-        "-I",
-        "-c",
-        _START.format(base=str(base)),
-    ]
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=1000", "--regid=1000", "--clear-groups"]
+    if not is_root:  # a root of our own may mount, but owns what the kernel hides: be somebody else in there
+        drop = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    start = [PYTHON, "-I", "-c", _START.format(base=str(base), patience_s=patience_s)]
+    inside = ["sh", "-c", _MOUNT + _PLACES + 'exec "$@"', "sh", *drop, *start]
     spaces = ["--fork", "--pid", "--mount-proc", "--kill-child=SIGKILL"]
     return ["unshare", *([] if is_root else ["--user", "--map-root-user"]), *spaces, *inside]
 

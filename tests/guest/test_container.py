@@ -79,7 +79,7 @@ def test_hello_says_what_holds_it(container):
     hello = container.hello
     assert hello["protocol"] == wire.PROTOCOL
     assert hello["machine"] == os.uname().machine
-    assert hello["capabilities"]["effective"] == hello["capabilities"]["bounding"] == 0
+    assert hello["capabilities"]["effective"] == hello["capabilities"]["permitted"] == 0
     assert hello["limits"]["open_files"] > 0
     assert hello["mounts"][container.files][0] == "tmpfs"
     assert "lo" in hello["interfaces"]
@@ -340,6 +340,18 @@ def test_the_host_going_away_ends_everything(container):
     container.process.stdin.close()
     assert container.wait() == 0
     assert not os.path.exists(seen)
+
+
+def test_a_host_that_is_not_heard_of_is_gone(start):
+    container = start(patience_s=0.5)
+    program = "import time\nwhile True: print('HAD', flush=True); time.sleep(0.01)"
+    number = container.start(program)
+    for _ in range(10):  # a word of any kind is a sign of life
+        time.sleep(0.1)
+        container.send(wire.KILL, 1 << 20)
+    assert container.process.poll() is None
+    container.wait_output(number, b"HAD")
+    assert container.wait() == 0
 
 
 @pytest.mark.parametrize(

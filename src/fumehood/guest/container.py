@@ -215,6 +215,8 @@ class Container:
             self._reap()
             program.tell_end(status, self._hits)
             del self._programs[program.number]
+            for other in self._programs.values():
+                other.before = self._hits.count()  # what hit a limit was this one
 
 
 def _request(payload: bytes, **kinds: Any) -> dict[str, Any]:
