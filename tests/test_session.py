@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -573,6 +575,53 @@ def test_or_the_call_is_skipped_with_a_warning(caplog):
     assert "skipped" in caplog.text
     assert session.exec(["ls"]).meta["skipped"] is True
     assert session.run("x").stdout == "x"
+
+
+NO_DESCRIPTORS = r"this process has no descriptors left \(.*\): close sessions, or raise the limit: ulimit -n 8192"
+
+
+def test_a_start_without_descriptors_is_tried_again_and_may_be_skipped():
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    assert open_session(Failing(2, error)).run("x").stdout == "x"
+    with pytest.raises(EngineFailed, match=NO_DESCRIPTORS):
+        open_session(Failing(9, error), start_retries=1).run("x")
+    skipped = open_session(Failing(9, error), start_retries=0, start_failure="skip").run("x")
+    assert skipped.meta["skipped"]
+    assert "no descriptors left" in skipped.stderr
+    with pytest.raises(EngineFailed, match="Input/output error"):
+        open_session(Failing(9, OSError(errno.EIO, os.strerror(errno.EIO))), start_retries=0).run("x")
+
+
+def test_a_process_without_descriptors_is_told_so():
+    program = """
+import os, resource
+from fumehood import EngineFailed, ConfigurationError, open_session
+open_session(isolation="process").run("1")  # what is loaded late is there
+session = open_session(isolation="process", start_retries=0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+said = []
+for call in (lambda: session.write("/tmp/a", "x"), open_session):
+    try:
+        call()
+    except (EngineFailed, ConfigurationError) as error:
+        said.append(str(error))
+for fd in held:
+    os.close(fd)
+print(*said, sep="\\n")
+"""
+    os.makedirs("xdg/fumehood")
+    Path("xdg/fumehood/config.yaml").write_text("memory_mb: 512\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == 2, done.stdout
+    assert all(re.search(NO_DESCRIPTORS, line) for line in said), done.stdout
 
 
 def test_a_file_verb_cannot_be_skipped():

@@ -19,7 +19,7 @@ from .bundles import clean
 from .copies import Copies
 from .errors import BackendUnavailable, CommandNotAllowed, EngineFailed, FileError, SandboxLost, SessionEnded
 from .execution import new_execution_id, not_run, run_in
-from .lifetime import Keeper, Lifetime, Turn
+from .lifetime import Keeper, Lifetime, Turn, engine_failures
 from .outputs import Outputs
 from .planning import Plan, Planner
 from .policy import check_command
@@ -84,7 +84,8 @@ class Calls:
             async with self._turn:
                 self.life.check()
                 try:
-                    yield
+                    with engine_failures():
+                        yield
                 except SandboxLost as error:
                     if self.life.ended is not None:
                         raise SessionEnded(self.life.ended) from error
@@ -111,7 +112,8 @@ class Calls:
         )
         sandbox = await self.keeper.start(spec, given_up)
         try:
-            await self.outputs.begin(sandbox)
+            with engine_failures():
+                await self.outputs.begin(sandbox)
         except BaseException:
             await self.keeper.discard()
             raise
@@ -154,8 +156,9 @@ class Calls:
             result = not_run(plan, "error", f"fumehood: skipped: the sandbox did not start: {error}\n")
             result.meta.update(self.outputs.unchanged(self.keeper.places), skipped=True)
             return result
-        result = await run_in(sandbox, self._cut(plan), stream)
-        result.meta.update(await self.outputs.collect(sandbox))
+        with engine_failures():
+            result = await run_in(sandbox, self._cut(plan), stream)
+            result.meta.update(await self.outputs.collect(sandbox))
         return result
 
     def _cut(self, plan: Plan) -> Plan:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 
+from .descriptors import exhausted
 from .errors import ConfigurationError
 
 MAX_FILE_BYTES = 64 * 1024
@@ -62,19 +63,25 @@ def _read(path: str, origin: str, *, follow_symlinks: bool) -> bytes | None:
             return None
         if error.errno == errno.ELOOP and not follow_symlinks:
             raise ConfigurationError(f"{origin} is a symbolic link; it must be a regular file.") from None
-        raise ConfigurationError(f"{origin} cannot be read: {error.strerror}.") from None
+        raise _unreadable(origin, error) from None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ConfigurationError(f"{origin} is not a regular file.")
         with os.fdopen(os.dup(fd), "rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigurationError(f"{origin} cannot be read: {error.strerror}.") from None
+        raise _unreadable(origin, error) from None
     finally:
         os.close(fd)
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{origin} is larger than {MAX_FILE_BYTES // 1024} KiB; settings are never that long.")
     return raw
+
+
+def _unreadable(origin: str, error: OSError) -> ConfigurationError:
+    if cause := exhausted(error):  # nothing is wrong with the file
+        return ConfigurationError(f"Settings cannot be read: {cause}.")
+    return ConfigurationError(f"{origin} cannot be read: {error.strerror}.")
 
 
 def _can_see(path: str) -> bool:

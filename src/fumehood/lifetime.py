@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from .backends.base import Backend, Places, Sandbox, SandboxSpec
 from .config import Settings
+from .descriptors import exhausted
 from .errors import BackendUnavailable, EngineFailed, SessionBusy, SessionEnded
 
 CLOSE_WAIT_S = 5.0  # for the call that runs; then its sandbox is closed beneath it
@@ -120,6 +121,15 @@ class Turn:
                     pass
 
 
+@contextmanager
+def engine_failures() -> Iterator[None]:
+    """What the system refuses a backend is a failure of ours, of a kind that callers know."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineFailed(exhausted(error) or f"the sandbox could not be used: {error}") from error
+
+
 class Keeper:
     """Owns the sandbox: made when it is needed, made anew when it was lost, ended once."""
 
@@ -143,7 +153,8 @@ class Keeper:
         retries = self._settings.start_retries
         for attempt in range(retries + 1):
             try:
-                sandbox = await self.backend.create(spec)
+                with engine_failures():
+                    sandbox = await self.backend.create(spec)
                 break
             except (EngineFailed, BackendUnavailable):
                 if attempt == retries or given_up():

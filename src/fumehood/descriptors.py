@@ -1,0 +1,18 @@
+"""What to say when the kernel has no further file descriptor for us."""
+
+from __future__ import annotations
+
+import errno
+
+_CAUSES = {
+    errno.EMFILE: ("this process has no descriptors left", "ulimit -n 8192"),
+    errno.ENFILE: ("this machine has no descriptors left", "sysctl fs.file-max"),
+}
+
+
+def exhausted(error: OSError) -> str | None:
+    """The cause and what to do about it; None for any other error."""
+    if error.errno not in _CAUSES:
+        return None
+    cause, fix = _CAUSES[error.errno]
+    return f"{cause} ({error.strerror}): close sessions, or raise the limit: {fix}"
