@@ -361,6 +361,45 @@ def test_packages_come_first_on_the_path(engine, opened, tmp_path):
 
 # --- apart, and gone
 
+HEADLESS = """
+import ctypes, os, platform, threading, time
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=lambda: (open('{flag}', 'w').close(), time.sleep(60), os.system('sleep {marker}'))).start()
+    ctypes.CDLL(None).syscall({{'x86_64': 60}}.get(platform.machine(), 93), 0)  # ends the first thread alone
+until = time.monotonic() + 10
+while not os.path.exists('{flag}') and time.monotonic() < until:
+    time.sleep(0.01)
+print(os.path.exists('{flag}'))
+"""
+
+
+def test_a_daemon_whose_first_thread_is_dead_ends_with_the_command(engine, opened):
+    volume = opened(engine)
+    before = threads_of_python()
+    code = HEADLESS.format(flag="up", marker="88.125")
+    assert command(volume, "python", "-c", code)[0] == "True\n"
+    until = time.monotonic() + 5
+    while threads_of_python() - before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not threads_of_python() - before
+
+
+def threads_of_python() -> set[str]:
+    """Processes whose first thread is dead and whose others are not."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] == "Z" and int(fields[17]) > 1:
+                found.add(name)
+    return found
+
+
 
 def test_volumes_do_not_see_one_another(sealed, opened):
     one, other = opened(sealed), opened(sealed)

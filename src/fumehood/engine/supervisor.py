@@ -256,7 +256,8 @@ def _descendants(root: int) -> list[int]:
     for pid in _processes():
         stat = _read(f"/proc/{pid}/stat")
         fields = stat[stat.rfind(b")") + 2 :].split()
-        if len(fields) > 1 and fields[0] != b"Z":
+        # Dead is only who has no thread left: the first one may end before the others.
+        if len(fields) > 17 and (fields[0] != b"Z" or fields[17] not in (b"0", b"1")):
             children.setdefault(int(fields[1]), []).append(pid)
     found: list[int] = []
     pending = [root]
