@@ -419,7 +419,9 @@ def test_closing_ends_what_runs_and_what_waits():
         waiting = asyncio.create_task(session.run("b"))
         await asyncio.sleep(0.1)
         await session.close()
-        assert (await running).meta["reason"] == "cancelled"
+        ended = await running
+        assert (ended.meta["reason"], ended.meta["state"]) == ("cancelled", "lost")
+        assert ended.stderr == "fumehood: the session was closed while this ran: its files and variables are gone\n"
         with pytest.raises(SessionEnded):
             await waiting
         assert fake.sandboxes[0].closed
@@ -642,6 +644,35 @@ def test_a_lost_sandbox_is_said_and_the_next_call_has_a_fresh_one():
     assert session.files() == []
 
 
+def test_a_call_that_lost_its_sandbox_is_recorded():
+    session, fake = opened(session_id="s", session_max_calls=3)
+    calls = {
+        "run": lambda: session.run("x", reasoning_trace="why"),
+        "exec": lambda: session.exec(["ls"]),
+        "write": lambda: session.write("/tmp/a", "x"),
+    }
+    for kind, call in calls.items():
+        session.check()
+        fake.sandboxes[-1].lost = True
+        with pytest.raises(SandboxLost, match="went away"):
+            call()
+        record = records()[-1]
+        assert (record["kind"], record["session_id"], record["result"]["exit_code"]) == (kind, "s", 125)
+        assert record["result"]["meta"]["reason"] == "error"
+        assert "the sandbox of this session went away" in record["result"]["stderr"]
+    assert [record["step"] for record in records()] == [1, 2, 3]
+    assert records()[0]["reasoning_trace"] == "why"
+    with pytest.raises(BudgetExceeded):
+        session.run("x")
+
+
+def test_a_start_that_failed_is_recorded():
+    with pytest.raises(EngineFailed):
+        open_session(Failing(9, EngineFailed("broke")), start_retries=0).run("x")
+    [record] = records()
+    assert (record["result"]["exit_code"], record["result"]["stderr"]) == (125, "broke")
+
+
 # Budgets
 
 
@@ -779,6 +810,98 @@ def test_requirements_become_a_layer_of_the_sandbox(layers):
     assert layers == [("six",)]
     assert fake.sandboxes[0].spec.packages == "/layers/1"
     assert wait_until(lambda: heard == ["installing"])
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.csv"
+    path.write_text("a\n")
+    return path
+
+
+def test_a_run_with_further_requirements_has_a_sandbox_of_its_own(layers, source):
+    def leave(command):
+        fake.sandboxes[-1].files[f"/tmp/output/{len(fake.commands)}.txt"] = b"12"
+        return Reply("out", results=[{"text/plain": command.script.decode()}], cpu_s=2)
+
+    fake = FakeBackend(replies=leave)
+    settings = {"session_id": "s", "run_id": "r", "store_code": "always", "session_max_cpu_sec": 4}
+    session = open_session(fake, requirements=["six"], datasets={"d": source}, **settings)
+    session.run("a")
+    result = session.run("b", 5, requirements=["numpy>=2"], reasoning_trace="why")
+    kept, aside = fake.sandboxes
+    assert layers == [("six",), ("six", "numpy>=2")]
+    assert aside.spec == kept.spec._replace(progress=aside.spec.progress)
+    assert aside.spec.datasets == (("d.csv", str(source)),)
+    assert (aside.spec.packages, aside.closed, kept.closed) == ("/layers/1", True, False)
+    meta = result.meta
+    assert (meta["state"], meta["packages"], meta["results"]) == ("not_kept", ["six==1.17.0"], [{"text/plain": "b"}])
+    assert (meta["session_id"], meta["run_id"], meta["step"]) == ("s", "r", 2)
+    assert meta["output_files"] == ["2.txt"]
+    assert Path(session.output_dir, "2.txt").read_bytes() == b"12"
+    record = records()[1]
+    assert (record["kind"], record["step"], record["session_id"], record["reasoning_trace"]) == ("run", 2, "s", "why")
+    assert record["requirements"] == ["numpy>=2"]
+    with pytest.raises(BudgetExceeded):
+        session.run("c", requirements=["numpy>=2"])
+
+
+def test_requirements_that_the_session_has_run_in_it(layers):
+    session, fake = opened(requirements=["Six", "numpy>=2"])
+    for requirements in (["six"], [" numpy >= 2"], [], None):
+        assert session.run("x", requirements=requirements).meta["state"] == "kept"
+    assert len(layers) == len(fake.sandboxes) == 1
+
+
+@pytest.mark.parametrize(("requirements", "error"), [("six", BadArgument), (["../six"], fumehood.PackageError)])
+def test_bad_requirements_of_a_run_start_nothing(requirements, error):
+    session, fake = opened()
+    with pytest.raises(error):
+        session.run("x", requirements=requirements)
+    assert fake.sandboxes == []
+
+
+@pytest.mark.usefixtures("layers")
+def test_nothing_is_said_of_variables_where_none_are_kept():
+    session, fake = opened(Reply("so far", after_s=60), Reply(exit_code=3, state_lost=True))
+    result = session.run("x", 0.2, requirements=["six"])
+    assert (result.meta["reason"], result.meta["state"]) == ("timeout", "not_kept")
+    assert "and was killed" in result.stderr
+    assert "variables" not in result.stderr
+    assert session.run("x", requirements=["six"]).stderr == ""
+    assert all(sandbox.closed for sandbox in fake.sandboxes)
+
+
+@pytest.mark.usefixtures("layers")
+def test_a_sandbox_of_its_own_that_is_lost_leaves_the_sessions():
+    def lose(command):
+        if command.script == b"lose":
+            fake.sandboxes[-1].lost = True
+        return Reply()
+
+    fake = FakeBackend(replies=lose)
+    session = open_session(fake)
+    session.write("/tmp/a", "x")
+    with pytest.raises(EngineFailed, match="the session's own is as it was"):
+        session.run("lose", requirements=["six"])
+    assert session.read("/tmp/a") == b"x"
+    assert [record["result"]["exit_code"] for record in records()] == [125]
+    assert fake.sandboxes[1].closed
+
+
+@pytest.mark.usefixtures("layers")
+def test_closing_ends_a_sandbox_of_its_own():
+    async def scenario():
+        fake = FakeBackend(replies=[Reply(after_s=60)])
+        session = AsyncSession(fake)
+        running = asyncio.create_task(session.run("a", requirements=["six"]))
+        while not fake.processes:
+            await asyncio.sleep(0.01)
+        await session.close()
+        assert "the session was closed" in (await running).stderr
+        assert fake.sandboxes[0].closed
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("driver", ["direct", "async"])

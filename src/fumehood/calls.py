@@ -7,19 +7,29 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import datasets as sets
 from . import paths
-from .backends.base import Backend, Sandbox
+from .backends.base import Backend, Sandbox, SandboxSpec
 from .budget import Budget
 from .bundles import clean
 from .copies import Copies
-from .errors import BackendUnavailable, CommandNotAllowed, EngineFailed, FileError, SandboxLost, SessionEnded
+from .errors import (
+    BackendError,
+    BackendUnavailable,
+    CommandNotAllowed,
+    EngineFailed,
+    FileError,
+    FumehoodError,
+    SandboxLost,
+    SessionEnded,
+)
 from .execution import new_execution_id, not_run, run_in
 from .lifetime import Keeper, Lifetime, Turn, engine_failures
+from .notes import note
 from .outputs import Outputs
 from .planning import Plan, Planner
 from .policy import check_command
@@ -35,6 +45,9 @@ LOST = (
     "the sandbox of this session went away: its files and variables are lost."
     " The next call starts a fresh one; write again what it needs"
 )
+ASIDE_LOST = "the sandbox that this call had for its requirements went away; the session's own is as it was. Try again"
+CLOSED = "fumehood: the session was closed while this ran: its files and variables are gone\n"
+LOST_EXIT_CODE = 125
 _log = logging.getLogger("fumehood.session")
 
 
@@ -87,30 +100,29 @@ class Calls:
                     with engine_failures():
                         yield
                 except SandboxLost as error:
-                    if self.life.ended is not None:
-                        raise SessionEnded(self.life.ended) from error
-                    if self.keeper.sandbox is None:  # it never started
+                    seen = self._seen(error)
+                    if seen is error:
                         raise
-                    await self.keeper.discard()
-                    raise SandboxLost(LOST) from error
+                    if self.life.ended is None:
+                        await self.keeper.discard()
+                    raise seen from error
         finally:
             self.life.leave(self.keeper.expire)
+
+    def _seen(self, error: FumehoodError) -> FumehoodError:
+        """What the caller is told."""
+        if isinstance(error, SandboxLost) and self.life.ended is not None:
+            return SessionEnded(self.life.ended)
+        if isinstance(error, SandboxLost) and self.keeper.sandbox is not None:
+            return SandboxLost(LOST)
+        return error  # it never started
 
     async def sandbox(self, given_up: Callable[[], bool] = lambda: False) -> Sandbox:
         if self.keeper.sandbox is not None:
             return self.keeper.sandbox
-        sets.check(self.datasets)
         if self.requirements and self._layer is None:
-            from .packages import ensure  # needed by few
-
-            self._layer = await asyncio.to_thread(ensure, self.requirements, self.settings, self._progress())
-        spec = self.planner.spec._replace(
-            keeps=True,
-            datasets=tuple((dataset.filename, dataset.path) for dataset in self.datasets),
-            packages=None if self._layer is None else self._layer.path,
-            progress=self._progress(),
-        )
-        sandbox = await self.keeper.start(spec, given_up)
+            self._layer = await self._installed(self.requirements)
+        sandbox = await self.keeper.start(self._spec(self._layer), given_up)
         try:
             with engine_failures():
                 await self.outputs.begin(sandbox)
@@ -119,18 +131,34 @@ class Calls:
             raise
         return sandbox
 
+    async def _installed(self, requirements: Sequence[str]) -> Layer:
+        from .packages import ensure  # needed by few
+
+        return await asyncio.to_thread(ensure, requirements, self.settings, self._progress())
+
+    def _spec(self, layer: Layer | None) -> SandboxSpec:
+        sets.check(self.datasets)
+        return self.planner.spec._replace(
+            keeps=True,
+            datasets=tuple((dataset.filename, dataset.path) for dataset in self.datasets),
+            packages=None if layer is None else layer.path,
+            progress=self._progress(),
+        )
+
     def _progress(self) -> Callable[[str], None]:
         loop, outputs = asyncio.get_running_loop(), self.outputs  # not us: the sandbox may keep it
         return lambda text: _ignore(asyncio.run_coroutine_threadsafe(outputs.tell("send_progress", text), loop))
 
-    async def execute(self, plan: Plan, kind: str, trace: str | None, stream: Stream | None = None) -> ExecutionResult:
+    async def execute(
+        self, plan: Plan, kind: str, trace: str | None, stream: Stream | None = None, requirements: Sequence[str] = ()
+    ) -> ExecutionResult:
         async with self.turn():
-            before = self._cancels
+            before, started = self._cancels, time.monotonic()
             if stream is not None:
                 stream.started = True
             self._budget.check()
             plan = plan._replace(cancelled=lambda: self._cancels != before or (stream is not None and stream.left))
-            refusal: CommandNotAllowed | None = None
+            refusal: FumehoodError | None = None
             result = self.steps.screened(plan)
             if kind == "exec":
                 try:
@@ -138,10 +166,17 @@ class Calls:
                 except CommandNotAllowed as error:
                     refusal, result = error, not_run(plan, "error", str(error), 126)
             if result is None:
-                result = await self._run(plan, stream)
+                try:
+                    result = await (self._run_aside(plan, requirements) if requirements else self._run(plan, stream))
+                except BackendError as error:
+                    refusal, result = error, not_run(plan, "error", str(self._seen(error)), LOST_EXIT_CODE)
+                    result.duration = time.monotonic() - started
+                    result.meta.update(self.outputs.unchanged(self.keeper.places), lost=True)
             else:
                 result.meta.update(self.outputs.unchanged(self.keeper.places))
-            self._finish(result, plan, kind, trace)
+            if requirements:
+                result.meta["state"] = "not_kept"
+            self._finish(result, plan, kind, trace, requirements)
             if refusal is not None:
                 raise refusal
             return result
@@ -150,15 +185,46 @@ class Calls:
         try:
             sandbox = await self.sandbox(plan.cancelled)
         except (EngineFailed, BackendUnavailable) as error:
-            if self.settings.start_failure != "skip":
-                raise
-            _log.warning("skipped: the sandbox did not start: %s", error)
-            result = not_run(plan, "error", f"fumehood: skipped: the sandbox did not start: {error}\n")
-            result.meta.update(self.outputs.unchanged(self.keeper.places), skipped=True)
-            return result
+            return self._skipped(plan, error)
+        plan = self._cut(plan)
         with engine_failures():
-            result = await run_in(sandbox, self._cut(plan), stream)
+            result = await run_in(sandbox, plan, stream)
             result.meta.update(await self.outputs.collect(sandbox))
+        if result.meta["reason"] == "cancelled" and self.life.ended is not None:
+            _reword(result, plan, CLOSED)
+        return result
+
+    async def _run_aside(self, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
+        """In a sandbox of its own: the session's was made without these packages, and gains none."""
+        layer = await self._installed(list(dict.fromkeys([*self.requirements, *requirements])))
+        outputs = self.outputs.beside()
+        async with AsyncExitStack() as stack:
+            try:
+                try:
+                    sandbox = await stack.enter_async_context(self.keeper.aside(self._spec(layer), plan.cancelled))
+                except (EngineFailed, BackendUnavailable) as error:
+                    return self._skipped(plan, error)
+                plan = self._cut(plan)
+                with engine_failures():
+                    await outputs.begin(sandbox)
+                    result = await run_in(sandbox, plan)
+                    result.meta.update(await outputs.collect(sandbox), packages=list(layer.installed))
+            except SandboxLost as error:
+                if self.life.ended is not None:
+                    raise
+                raise EngineFailed(ASIDE_LOST) from error
+        closed = result.meta["reason"] == "cancelled" and self.life.ended is not None
+        _reword(result, plan, CLOSED if closed else None)
+        self.outputs.copied_bytes = outputs.copied_bytes
+        return result
+
+    def _skipped(self, plan: Plan, error: FumehoodError) -> ExecutionResult:
+        """For a call whose sandbox did not start, if that is wanted."""
+        if self.settings.start_failure != "skip":
+            raise error
+        _log.warning("skipped: the sandbox did not start: %s", error)
+        result = not_run(plan, "error", f"fumehood: skipped: the sandbox did not start: {error}\n")
+        result.meta.update(self.outputs.unchanged(self.keeper.places), skipped=True)
         return result
 
     def _cut(self, plan: Plan) -> Plan:
@@ -172,24 +238,34 @@ class Calls:
                 plan = plan._replace(timeout_s=left_s, cut_by=setting)
         return plan
 
-    def _finish(self, result: ExecutionResult, plan: Plan, kind: str, trace: str | None) -> None:
+    def _finish(
+        self, result: ExecutionResult, plan: Plan, kind: str, trace: str | None, requirements: Sequence[str]
+    ) -> None:
         meta = result.meta
         meta.update(session_id=self.session_id, run_id=self.steps.run_id, step=self.steps.number + 1)
         if kind == "run":
-            meta.setdefault("state", "kept")
+            meta.setdefault("state", "lost" if "lost" in meta else "kept")
             meta.setdefault("results", [])
         if self._layer is not None:
-            meta["packages"] = list(self._layer.installed)
+            meta.setdefault("packages", list(self._layer.installed))
         out = len(result.stdout.encode("utf-8", "replace")) + len(result.stderr.encode("utf-8", "replace"))
         if self.settings.session_max_output_mb is not None:
             out += sum(clean(bundle)[1] for bundle in meta.get("results", ()))
         # What was killed cannot be asked what it used: its time counts, or a budget could be dodged by never stopping.
-        cpu_s = meta["usage"]["cpu_s"] or (result.duration if meta["reason"] not in ("ok", "error") else 0.0)
+        ended = meta["reason"] in ("ok", "error") and "lost" not in meta
+        cpu_s = meta["usage"]["cpu_s"] or (0.0 if ended else result.duration)
         self._budget.spend(cpu_s=cpu_s, wall_s=result.duration, output_bytes=out + self.outputs.copied_bytes)
         command = plan.command.argv if kind == "exec" else None
         language = "python" if kind == "run" else ""
         self.steps.record(
-            result, plan, language, kind, session_id=self.session_id, command=command, reasoning_trace=trace
+            result,
+            plan,
+            language,
+            kind,
+            session_id=self.session_id,
+            command=command,
+            requirements=requirements or None,
+            reasoning_trace=trace,
         )
 
     async def change(
@@ -203,18 +279,25 @@ class Calls:
         async with self.turn():
             self._budget.check()
             started = time.monotonic()
-            size, failure = 0, None
+            size, exit_code = 0, 0
+            failure: FumehoodError | None = None
             try:
                 paths.shape(path)
                 sandbox = await self.sandbox()
                 where = paths.checked(path, sandbox.places)
-                size = await change(sandbox, where)
-                await self.outputs.note_written(sandbox, where)
+                with engine_failures():
+                    size = await change(sandbox, where)
+                    await self.outputs.note_written(sandbox, where)
             except FileError as error:
-                failure = error
+                failure, exit_code = error, 1
+            except BackendError as error:
+                failure, exit_code = error, LOST_EXIT_CODE
             self._budget.spend()
-            meta = {"execution_id": new_execution_id(), "reason": "error" if failure else "ok"}
-            result = ExecutionResult("", str(failure or ""), 1 if failure else 0, time.monotonic() - started, meta)
+            meta: dict[str, Any] = {"execution_id": new_execution_id(), "reason": "error" if failure else "ok"}
+            if exit_code == LOST_EXIT_CODE:
+                meta["lost"] = True
+            message = "" if failure is None else str(self._seen(failure))
+            result = ExecutionResult("", message, exit_code, time.monotonic() - started, meta)
             self.steps.record_file(
                 result,
                 self.keeper.backend.name,
@@ -227,6 +310,18 @@ class Calls:
             if failure is not None:
                 raise failure
             return size
+
+
+def _reword(result: ExecutionResult, plan: Plan, instead: str | None) -> None:
+    """Say `instead` what became of the variables, or nothing about them."""
+    meta = result.meta
+    lost = meta["state"] == "lost" if "state" in meta else None
+    what = meta["reason"], result.exit_code, plan, meta["usage"]["cpu_s"]
+    said = note(*what, lost)
+    if said and result.stderr.endswith(said):
+        result.stderr = result.stderr.removesuffix(said) + (note(*what, None) if instead is None else instead)
+    if "state" in meta:
+        meta["state"] = "lost"
 
 
 def _ignore(_: object) -> None:

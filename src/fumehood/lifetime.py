@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from .backends.base import Backend, Places, Sandbox, SandboxSpec
 from .config import Settings
@@ -136,6 +136,7 @@ class Keeper:
     def __init__(self, settings: Settings, backend: Backend, *, owns_backend: bool, turn: Turn, life: Lifetime) -> None:
         self.backend = backend
         self.sandbox: Sandbox | None = None
+        self._aside: Sandbox | None = None  # for one call alone
         self._settings = settings
         self._owns_backend = owns_backend
         self._turn = turn
@@ -150,6 +151,19 @@ class Keeper:
 
     async def start(self, spec: SandboxSpec, given_up: Callable[[], bool]) -> Sandbox:
         """A new sandbox. What may pass is tried again; what will not is raised at once."""
+        self.sandbox = await self._made(spec, given_up)
+        return self.sandbox
+
+    @asynccontextmanager
+    async def aside(self, spec: SandboxSpec, given_up: Callable[[], bool]) -> AsyncIterator[Sandbox]:
+        """A second one, for a single call."""
+        self._aside = await self._made(spec, given_up)
+        try:
+            yield self._aside
+        finally:
+            await self._discard_aside()
+
+    async def _made(self, spec: SandboxSpec, given_up: Callable[[], bool]) -> Sandbox:
         retries = self._settings.start_retries
         for attempt in range(retries + 1):
             try:
@@ -164,12 +178,16 @@ class Keeper:
         if self._life.ended is not None:  # closed meanwhile
             await sandbox.close()
             self._life.check()
-        self.sandbox = sandbox
         return sandbox
 
     async def discard(self) -> None:
         """The sandbox is gone: let go of what is left of it."""
         sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            await sandbox.close()
+
+    async def _discard_aside(self) -> None:
+        sandbox, self._aside = self._aside, None
         if sandbox is not None:
             await sandbox.close()
 
@@ -182,6 +200,7 @@ class Keeper:
         if self._pid != os.getpid():
             return
         await self._turn.wait(CLOSE_WAIT_S)
+        await self._discard_aside()
         await self.discard()
         if self._owns_backend:
             self._owns_backend = False
@@ -190,11 +209,13 @@ class Keeper:
     def drop(self) -> None:
         """The same for garbage and the end of the process: at once, without an event loop."""
         self._life.end()
-        sandbox, self.sandbox = self.sandbox, None
+        sandboxes = self.sandbox, self._aside
+        self.sandbox = self._aside = None
         if self._pid != os.getpid():
             return
-        if sandbox is not None:
-            sandbox.drop()
+        for sandbox in sandboxes:
+            if sandbox is not None:
+                sandbox.drop()
         if self._owns_backend and hasattr(self.backend, "start_direct"):  # such a one closes without waiting
             self._owns_backend = False
             closing = self.backend.close()

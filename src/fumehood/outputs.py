@@ -72,6 +72,10 @@ class Outputs:
         """Where copies go on this machine."""
         return self._copies.directory
 
+    def beside(self) -> Outputs:
+        """For another sandbox, with the same directory and handler."""
+        return Outputs(self._copies, self._io)
+
     async def begin(self, sandbox: Sandbox) -> None:
         """A new sandbox: what it came with is nobody's output."""
         self._done, self._failed = {}, {}

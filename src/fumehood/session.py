@@ -16,6 +16,7 @@ from .calls import Calls
 from .errors import BadArgument, FileError
 from .outputs import listing
 from .planning import Plan
+from .requirements import parse
 from .streaming import Stream
 from .types import ExecutionResult, FileStat, Receipt
 
@@ -95,10 +96,16 @@ class AsyncSession:
         return self._calls.life.ended is not None
 
     async def run(
-        self, code: str, timeout: float | None = None, *, reasoning_trace: str | None = None
+        self,
+        code: str,
+        timeout: float | None = None,
+        *,
+        reasoning_trace: str | None = None,
+        requirements: Sequence[str] | None = None,
     ) -> ExecutionResult:
-        """Run Python in the session's interpreter, which remembers what earlier runs defined."""
-        return await self._calls.execute(self._python(code, timeout), "run", _trace(reasoning_trace))
+        """Run Python in the session's interpreter, which remembers; with other requirements in one of its own."""
+        plan, trace = self._python(code, timeout), _trace(reasoning_trace)
+        return await self._calls.execute(plan, "run", trace, requirements=self._others(requirements))
 
     async def exec(
         self,
@@ -192,6 +199,14 @@ class AsyncSession:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _others(self, requirements: object) -> tuple[str, ...]:
+        """Those of a call, unless the session has them all."""
+        wanted = _requirements(requirements)
+        if not wanted:
+            return ()
+        own = set(parse(self.requirements)) if self.requirements else set()
+        return () if own.issuperset(parse(wanted)) else wanted
 
     def _python(self, code: object, timeout: float | None) -> Plan:
         return self._calls.planner.program(self.backend_name, code, "python", timeout, keeps_state=True)

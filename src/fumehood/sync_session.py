@@ -91,9 +91,18 @@ class Session:
         """Whether no further call is taken."""
         return self._session.ended
 
-    def run(self, code: str, timeout: float | None = None, *, reasoning_trace: str | None = None) -> ExecutionResult:
-        """Run Python in the session's interpreter, which remembers what earlier runs defined."""
-        return self._wait_for(self._session.run(code, timeout, reasoning_trace=reasoning_trace))
+    def run(
+        self,
+        code: str,
+        timeout: float | None = None,
+        *,
+        reasoning_trace: str | None = None,
+        requirements: Sequence[str] | None = None,
+    ) -> ExecutionResult:
+        """Run Python in the session's interpreter, which remembers; with other requirements in one of its own."""
+        return self._wait_for(
+            self._session.run(code, timeout, reasoning_trace=reasoning_trace, requirements=requirements)
+        )
 
     def exec(
         self,

@@ -50,6 +50,7 @@ def build(
     command: Sequence[str] | None = None,
     path: str | None = None,
     encoding: str | None = None,
+    requirements: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The record of one execution, ready for `Store.save`."""
     env = env or {}
@@ -67,6 +68,7 @@ def build(
         "command": None if command is None else [clean(part) for part in command],
         "path": None if path is None else clean(path),
         "encoding": encoding,
+        "requirements": None if requirements is None else [clean(requirement) for requirement in requirements],
     }
     return {
         "version": VERSION,
