@@ -774,6 +774,20 @@ def test_a_one_shot_records_its_kind():
     assert records()[0]["kind"] == "execute"
 
 
+@pytest.mark.parametrize("driver", ["direct", "async"])
+def test_a_one_shot_that_lost_its_sandbox_is_recorded(driver):
+    class Lost(FakeBackend):
+        def answer(self, command):
+            raise SandboxLost("the machine beneath is gone")
+
+    sandbox = fumehood.get_sandbox(Lost())
+    with pytest.raises(SandboxLost):
+        sandbox.execute("x") if driver == "direct" else asyncio.run(sandbox.execute_async("x"))
+    [record] = records()
+    assert (record["kind"], record["result"]["exit_code"]) == ("execute", 125)
+    assert record["result"]["stderr"] == "the machine beneath is gone"
+
+
 # Packages
 
 

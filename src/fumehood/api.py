@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 from . import config, registry
 from .backends.base import Backend, DirectBackend
 from .config import Settings
-from .errors import BackendUnavailable, BadArgument
-from .execution import run, run_direct
+from .errors import BackendUnavailable, BadArgument, SandboxLost
+from .execution import not_run, run, run_direct
 from .planning import Plan, Planner
-from .steps import Steps
+from .steps import LOST_EXIT_CODE, Steps
 from .types import ExecutionResult, Receipt
 
 T = TypeVar("T")
@@ -66,12 +66,13 @@ class OneShot:
         plan = self._plan(code, language, timeout, stdin, args, env, files, cancel)
         result = self._steps.screened(plan)
         if result is None:
-            if requirements:
-                result = _portal_run(self._run_with(plan, requirements))
-            elif hasattr(self._backend, "start_direct"):
-                result = run_direct(cast("DirectBackend", self._backend), plan)
-            else:
-                result = _portal_run(run(self._backend, plan))
+            with self._losses_recorded(plan, language):
+                if requirements:
+                    result = _portal_run(self._run_with(plan, requirements))
+                elif hasattr(self._backend, "start_direct"):
+                    result = run_direct(cast("DirectBackend", self._backend), plan)
+                else:
+                    result = _portal_run(run(self._backend, plan))
         self._steps.record(result, plan, language)
         return result
 
@@ -92,7 +93,8 @@ class OneShot:
         plan = self._plan(code, language, timeout, stdin, args, env, files, cancel)
         result = self._steps.screened(plan)
         if result is None:
-            result = await (self._run_with(plan, requirements) if requirements else run(self._backend, plan))
+            with self._losses_recorded(plan, language):
+                result = await (self._run_with(plan, requirements) if requirements else run(self._backend, plan))
         self._steps.record(result, plan, language)
         return result
 
@@ -168,6 +170,16 @@ class OneShot:
             raise BadArgument(f"cancel must be a threading.Event, not {type(cancel).__name__}")
         before = self._cancels
         return lambda: self._cancels != before or (cancel is not None and cancel.is_set())
+
+    @contextmanager
+    def _losses_recorded(self, plan: Plan, language: str) -> Iterator[None]:
+        try:
+            yield
+        except SandboxLost as error:
+            result = not_run(plan, "error", str(error), LOST_EXIT_CODE)
+            result.meta["lost"] = True
+            self._steps.record(result, plan, language)
+            raise
 
     async def _run_with(self, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
         import asyncio

@@ -33,7 +33,7 @@ from .notes import note
 from .outputs import Outputs
 from .planning import Plan, Planner
 from .policy import check_command
-from .steps import Steps, absolute
+from .steps import LOST_EXIT_CODE, Steps, absolute
 from .streaming import Stream
 from .types import ExecutionResult
 
@@ -47,7 +47,6 @@ LOST = (
 )
 ASIDE_LOST = "the sandbox that this call had for its requirements went away; the session's own is as it was. Try again"
 CLOSED = "fumehood: the session was closed while this ran: its files and variables are gone\n"
-LOST_EXIT_CODE = 125
 _log = logging.getLogger("fumehood.session")
 
 

@@ -13,6 +13,7 @@ from .types import ExecutionResult
 if TYPE_CHECKING:
     from .records import Store
 
+LOST_EXIT_CODE = 125  # of a step whose sandbox went away
 _MB = 1024 * 1024
 
 
