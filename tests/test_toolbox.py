@@ -7,6 +7,7 @@ import json
 import math
 import re
 import threading
+import zipfile
 
 import pytest
 
@@ -613,7 +614,7 @@ def test_the_interpreter_tells_of_logs_and_files(local):
     assert local.call("code_interpreter", {"code": "1"})["files"] == []
 
 
-def test_requirements_of_a_call_run_it_apart(fake, monkeypatch):
+def test_requirements_that_cannot_be_had_are_a_reply(fake, monkeypatch):
     box = fake()
     asked = []
 
@@ -622,7 +623,6 @@ def test_requirements_of_a_call_run_it_apart(fake, monkeypatch):
         raise errors.PackageError("no index here")
 
     monkeypatch.setattr("fumehood.packages.ensure", ensure)
-    monkeypatch.setattr("fumehood.api.ensure", ensure, raising=False)
     reply = box.call("code_interpreter", {"code": "1", "requirements": ["humanize==4.9.0"]})
     assert asked == [["humanize==4.9.0"]]
     assert reply["success"] is False
@@ -631,25 +631,83 @@ def test_requirements_of_a_call_run_it_apart(fake, monkeypatch):
     assert reply["logs"].startswith("Error (nothing ran): ")
 
 
+def test_a_spent_budget_installs_nothing(fake, monkeypatch):
+    monkeypatch.setattr("fumehood.packages.ensure", lambda *_, **__: pytest.fail("it was asked to install"))
+    box = fake(session_max_calls=1)
+    assert _exec(box, "ls")["exit_code"] == 0
+    reply = box.call("code_interpreter", {"code": "1", "requirements": ["humanize"]})
+    assert reply["exit_code"] == 126
+
+
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory):
+    """Packages that need no index: one wheel, written by hand."""
+    house = tmp_path_factory.mktemp("wheels")
+    with zipfile.ZipFile(house / "greeting-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("greeting.py", "text = 'hello'\n")
+        wheel.writestr("greeting-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        wheel.writestr("greeting-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("greeting-1.0.dist-info/RECORD", "greeting.py,,\ngreeting-1.0.dist-info/RECORD,,\n")
+    return {"wheelhouse": str(house), "packages_dir": str(tmp_path_factory.mktemp("packages"))}
+
+
+APART = """
+import greeting, sys
+rows = open({data!r}).read().split()
+open({output!r} + '/t.csv', 'w').write(rows[-1])
+print(greeting.text, 'x' in globals())
+rows[-1]
+"""
+
+
+@pytest.mark.parametrize("level", ["sealed", "process"])
+def test_requirements_of_a_call_run_it_apart(tmp_path, wheelhouse, level):
+    (tmp_path / "d.csv").write_text("a\n41\n")
+    settings = {"isolation": level, "store_code": "always", "artifacts_dir": str(tmp_path / "artifacts"), **wheelhouse}
+    output = tmp_path / "output"
+    with Toolbox({"d": tmp_path / "d.csv"}, "apart", type="local", output_dir=str(output), **settings) as box:
+        assert box.call("run_python_code", {"code": "x = 1; import os"})["exit_code"] == 0
+        paths = {"data": "../tmp/data/d.csv", "output": "../tmp/output"}  # from the workspace, wherever that is
+        arguments = {"code": APART.format(**paths), "requirements": ["greeting"]}
+        reply = box.call("code_interpreter", arguments, "to be greeted")
+        places = box.session.places
+        assert box.call("run_python_code", {"code": "x + 1"})["results"] == ["2"]
+        assert box.session.files(places.output) == []
+    assert reply.pop("execution_time") >= 0
+    assert reply == {
+        "logs": "hello False\n",
+        "files": [{"path": f"{places.output}/t.csv", "size": 2, "mime": "text/csv"}],
+        "exit_code": 0,
+        "results": ["'41'"],
+        "hint": "Code executed successfully. 1 output files created. Consider using 'complete' to present results.",
+        "state": "not kept",
+        "note": hints.RAN_APART,
+    }
+    assert (output / "session_apart" / "t.csv").read_text() == "41"
+    recorded = [json.loads(path.read_text()) for path in (tmp_path / "artifacts" / "executions").glob("*.json")]
+    assert "to be greeted" in {record.get("reasoning_trace") for record in recorded}
+
+
+def test_requirements_of_the_session_run_in_it(tmp_path, wheelhouse):
+    with _real(tmp_path, requirements=["greeting"], **wheelhouse) as box:
+        assert box.call("run_python_code", {"code": "import greeting; x = greeting.text"})["exit_code"] == 0
+        reply = box.call("code_interpreter", {"code": "x", "requirements": ["Greeting"]})
+    assert reply["results"] == ["'hello'"]
+    assert "state" not in reply
+
+
 def test_what_ran_apart_says_that_its_state_is_gone(fake, monkeypatch, tmp_path):
     from fumehood.packages import Layer
 
     monkeypatch.setattr("fumehood.packages.ensure", lambda *_, **__: Layer(str(tmp_path), ()))
     box = fake(Reply("hello\n"))
-    reply = box.call("code_interpreter", {"code": "print('hello')", "requirements": ["humanize"]})
+    with Toolbox(session=box.session) as given:  # also in a session with a backend of its own
+        reply = given.call("code_interpreter", {"code": "print('hello')", "requirements": ["humanize"]})
     assert reply["logs"] == "hello\n"
     assert reply["state"] == "not kept"
     assert reply["files"] == []
     assert reply["hint"] == hints.CODE_NOT_KEPT
     assert "were not kept" in reply["note"]
-    assert not box.backend.commands[0].keeps_state
-
-
-def test_a_given_session_with_a_backend_of_its_own_gets_no_second_sandbox():
-    with open_session(type=FakeBackend(), store_code="never") as session:
-        reply = Toolbox(session=session).call("code_interpreter", {"code": "1", "requirements": ["humanize"]})
-    assert reply["exit_code"] == 125
-    assert "when the session is opened" in reply["error"]
 
 
 # ---- the table, the specs, the facts

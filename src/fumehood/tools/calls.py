@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+import os
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import paths
-from ..api import OneShot
 from ..config import clamp_timeout
 from ..errors import FileError
 from ..execution import shorten
@@ -30,7 +30,6 @@ class Call(NamedTuple):
     session: Session
     arguments: Mapping[str, Any]
     reasoning_trace: str | None
-    one_shot: Callable[[], OneShot]  # for code that needs a sandbox of its own
 
 
 def sandbox_exec(call: Call) -> dict[str, Any]:
@@ -145,17 +144,17 @@ def code_failed(failure: Failure, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def code_interpreter(call: Call) -> dict[str, Any]:
-    session, code = call.session, call.arguments["code"]
-    requirements = call.arguments.get("requirements") or ()
-    if set(requirements) <= set(session.requirements):
-        result = session.run(code, reasoning_trace=call.reasoning_trace)
+    session = call.session
+    result = session.run(
+        call.arguments["code"],
+        reasoning_trace=call.reasoning_trace,
+        requirements=call.arguments.get("requirements"),
+    )
+    if result.meta["state"] != "not_kept":
         return _logs(result, session, _files(result, session), _code_hint(result, session))
-    # A sandbox gains no packages after it was made, so this one gets its own.
-    with call.one_shot() as sandbox:
-        result = sandbox.execute(code, requirements=list(dict.fromkeys([*session.requirements, *requirements])))
-    hint = hints.after_code(result.exit_code, 0, kept=False)
-    note = "These requirements are not the session's: the code ran by itself, and its state and files were not kept."
-    return _logs(result, session, [], hint) | {"state": "not kept", "note": note}
+    files = _copied(result, session)
+    hint = hints.after_code(result.exit_code, len(files), kept=False)
+    return _logs(result, session, files, hint) | {"state": "not kept", "note": hints.RAN_APART}
 
 
 def interpreter_failed(failure: Failure, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,8 +229,17 @@ def _logs(result: ExecutionResult, session: Session, files: list[dict[str, Any]]
 def _files(result: ExecutionResult, session: Session) -> list[dict[str, Any]]:
     """What this run made or changed in the output directory."""
     touched = {*result.meta["files"]["created"], *result.meta["files"]["changed"]}
+    return [_file(file.path, file.size) for file in session.files(session.places.output) if file.path in touched]
+
+
+def _copied(result: ExecutionResult, session: Session) -> list[dict[str, Any]]:
+    """The same of a sandbox that is gone: what is left are the copies on this machine."""
     return [
-        {"path": file.path, "size": file.size, "mime": mimetypes.guess_type(file.path)[0] or "application/octet-stream"}
-        for file in session.files(session.places.output)
-        if file.path in touched
+        _file(posixpath.join(session.places.output, os.path.relpath(copy, session.output_dir)), os.path.getsize(copy))
+        for copy in result.meta.get("copied_files", ())
+        if os.path.isfile(copy)
     ]
+
+
+def _file(path: str, size: int) -> dict[str, Any]:
+    return {"path": path, "size": size, "mime": mimetypes.guess_type(path)[0] or "application/octet-stream"}

@@ -27,6 +27,10 @@ EXEC_NO_FILES = "Code executed but no outputs in {output}/. Verify script saves 
 EXEC_FAILED = "Execution failed. Review stderr and use sandbox_edit_file to fix errors."
 CODE_NO_FILES = "Code executed successfully. Variables are kept for the next call."
 CODE_NOT_KEPT = "Code executed successfully. It ran apart: its variables and files were not kept."
+RAN_APART = (
+    "These requirements are not the session's: the code ran by itself. Its variables and files were not kept,"
+    " but for copies of its output files, which are the user's."
+)
 CODE_FAILED = "Execution failed. Review the output, fix the code and run it again."
 STATE_LOST = "The interpreter was replaced and its variables are gone: define again what is needed."
 WRITTEN = "File written successfully. Use sandbox_exec to run it."

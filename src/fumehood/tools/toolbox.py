@@ -9,9 +9,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..api import OneShot
 from ..backends.base import Backend
-from ..errors import BackendUnavailable, BadArgument, FumehoodError
+from ..errors import BadArgument, FumehoodError
 from ..sync_session import Session, open_session
 from . import hints, prompt, schema, specs, user_tools
 from .calls import Call
@@ -40,7 +39,6 @@ class Toolbox:
         self._session = session or open_session(
             type, require, datasets, session_id, requirements, io_handler=io_handler, **settings
         )
-        self._backend = type if isinstance(type, Backend) else None
         found = user_tools.load(self._session.settings.tools_dir, frozenset(tool.name for tool in TABLE))
         self.tools: dict[str, Tool] = {tool.name: tool for tool in (*TABLE, *found.tools)}
         self.problems = found.problems  # what of SANDBOX_TOOLS_DIR could not be used
@@ -63,7 +61,7 @@ class Toolbox:
         try:
             given = schema.given(_mapping(tool.name, arguments), tool.schema)
             schema.check(tool.name, given, tool.schema)
-            return tool.function(Call(self._session, given, _trace(reasoning_trace), self._one_shot))
+            return tool.function(Call(self._session, given, _trace(reasoning_trace)))
         except FumehoodError as error:
             return tool.failed(hints.failure(tool.name, error), given)
         except Exception as error:  # a bug of ours must not end the agent
@@ -110,15 +108,6 @@ class Toolbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _one_shot(self) -> OneShot:
-        settings = self._session.settings
-        if self._backend is None and self._session.backend_name != settings.type:
-            raise BackendUnavailable(
-                "this session was given to the toolbox with a backend of its own, so no second sandbox can be had;"
-                " name the requirements when the session is opened"
-            )
-        return OneShot(settings, self._backend)
 
 
 def _mapping(tool: str, arguments: object) -> Mapping[str, Any]:
