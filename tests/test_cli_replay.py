@@ -97,6 +97,15 @@ def test_a_secret_in_the_output_is_compared_as_it_was_recorded(replay: Replay) -
     assert (code, out.splitlines()[-1]) == (0, "1 same")
 
 
+def test_a_secret_that_an_earlier_output_named_is_compared_as_it_was_recorded(replay: Replay) -> None:
+    with open_session(store_code="always") as session:
+        session.run("word = 'correct' + '-horse-' + str(7); print(f'password={word!r}')")
+        session.run("print(word)")
+    assert "correct-horse-7" not in "".join(path.read_text() for path in Path("artifacts/executions").glob("2*"))
+    code, out, _ = replay(session.run_id)
+    assert (code, out.splitlines()[-1]) == (0, "2 same"), out
+
+
 def find_only() -> dict[str, Any]:
     (entry,) = load_all(Path("artifacts/executions"))
     assert entry.record is not None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.redact import MARK, redact_env, redact_text
+from fumehood.redact import MARK, Known, redact_env, redact_text
 
 # Put together at run time, so that scanners of this repository find no credential.
 LETTERS = "aB3dE5gH1jK7mN9pQ2sT4vW6yZ8cF0xL"
@@ -212,3 +212,37 @@ def test_a_megabyte_of_adversarial_text_takes_linear_time(piece):
     redact_text(text)
     redact_text("password='" + text)
     assert time.perf_counter() - started < 20  # a quadratic pattern takes hours
+
+
+# What a run has met
+
+
+def test_every_kind_of_secret_is_remembered_without_what_stands_around_it():
+    known = Known()
+    key = "sk-" + "aB3" * 12
+    text = f"{key} https://me:hunter2@host 'Authorization: Bearer abcdefgh12345678' token=abc12345"
+    text += " api_key = 'open-sesame'"
+    redact_text(text, known=known)
+    assert set(known.found) == {key, "hunter2", "abcdefgh12345678", "open-sesame", "abc12345"}
+    assert known.scrub(f"x{key}y hunter2") == f"x{MARK}y {MARK}"
+
+
+def test_a_mark_is_no_secret_and_short_or_endless_values_are_not_remembered():
+    known = Known()
+    redact_text(f"password='{MARK}' password='abcde' sk-{'aB3' * 2000}", known=known)
+    assert known.found == []
+
+
+def test_a_remembered_word_does_not_hide_the_names_that_patterns_look_for():
+    known = Known()
+    redact_text("password = 'password'", known=known)
+    assert "hunter2x" not in redact_text("password = 'hunter2x'", known=known)
+
+
+def test_of_too_many_the_oldest_are_forgotten_and_given_ones_stand_apart():
+    known = Known()
+    known.give(["given-value"])
+    for number in range(300):
+        known.learn(f"secret-{number:03}")
+    assert known.given == ["given-value"]
+    assert (len(known.found), known.found[0]) == (200, "secret-100")

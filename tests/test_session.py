@@ -769,6 +769,47 @@ def test_on_error_stores_failures_alone():
     ]
 
 
+SECRET = "correct-horse-7"
+
+
+@pytest.mark.parametrize("policy", ["always", "on_error"])
+@pytest.mark.parametrize(
+    "name_it",
+    [
+        lambda session: session.run(f"password = '{SECRET}'"),
+        lambda session: session.exec(["ls"], env={"KEY": SECRET}),
+        lambda session: session.exec(["psql", f"postgres://me:{SECRET}@db"]),
+        lambda session: session.write("/tmp/.env", f"PASSWORD='{SECRET}'"),
+        lambda session: session.run("x", reasoning_trace=f"the password is password='{SECRET}'"),
+    ],
+)
+def test_a_secret_that_one_step_names_is_not_stored_by_a_later_one(name_it, policy):
+    def print_it(command):
+        printed = command.script == b"tell()" or "echo" in command.argv
+        return Reply(SECRET, SECRET, 1, results=[{"text/plain": SECRET}]) if printed else Reply()
+
+    session = open_session(FakeBackend(replies=print_it), store_code=policy, allowed_commands="*")
+    name_it(session)
+    session.run("tell()", reasoning_trace=f"use {SECRET}")
+    session.exec(["echo", SECRET])
+    with pytest.raises(FileError):
+        session.edit(f"/tmp/{SECRET}", SECRET, "b")
+    assert len(records()) == (4 if policy == "always" else 3)
+    assert all(SECRET not in json.dumps(record) for record in records())
+
+
+def test_a_secret_that_the_output_names_is_not_stored_by_its_own_code():
+    session, _ = opened(Reply(f"password='{SECRET}'"), store_code="always")
+    session.run(f"show({SECRET!r})")
+    assert SECRET not in json.dumps(records())
+
+
+def test_a_run_that_stores_nothing_remembers_nothing():
+    session, _ = opened(store_code="never")
+    session.run(f"password = '{SECRET}'")
+    assert SECRET not in repr(vars(session._session._calls.steps))
+
+
 def test_a_one_shot_records_its_kind():
     fumehood.get_sandbox("fake", store_code="always").execute("x")
     assert records()[0]["kind"] == "execute"
@@ -777,7 +818,7 @@ def test_a_one_shot_records_its_kind():
 @pytest.mark.parametrize("driver", ["direct", "async"])
 def test_a_one_shot_that_lost_its_sandbox_is_recorded(driver):
     class Lost(FakeBackend):
-        def answer(self, command):
+        def answer(self, command):  # noqa: ARG002
             raise SandboxLost("the machine beneath is gone")
 
     sandbox = fumehood.get_sandbox(Lost())

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 MARK = "[redacted]"
 MIN_SECRET = 6  # shorter values given as `extra` would take ordinary words out of the text
+MAX_SECRET = 4096  # of those that are remembered
+MAX_KNOWN = 200
 
 _W = r"[A-Za-z0-9_-]"
 _VENDORS = (
@@ -59,28 +62,83 @@ _UNQUOTED = re.compile(
     rf"(?i)({_ANY}{_BETWEEN}|--{_ANY}[ ]{{1,4}})(?![/.~=:-])(?={_PLAIN}{{0,60}}[0-9]){_PLAIN}{{6,}}+(?![(\[{{])"
 )
 
+# Each with what follows the secret; what comes before it is group 1.
 _PASSES = (
-    (_VENDOR, MARK),
-    (_URL, rf"\1{MARK}@"),
-    (_HEADER, rf"\1{MARK}"),
-    (_QUOTED_STRONG, rf"\1{MARK}"),
-    (_QUOTED_TOKEN, rf"\1{MARK}"),
-    (_UNQUOTED, rf"\1{MARK}"),
+    (_VENDOR, ""),
+    (_URL, "@"),
+    (_HEADER, ""),
+    (_QUOTED_STRONG, ""),
+    (_QUOTED_TOKEN, ""),
+    (_UNQUOTED, ""),
 )
 
 
-def redact_text(text: str, extra: Iterable[str] = ()) -> str:
+class Known:
+    """Secrets met in the steps of one run: a later step must not store them bare. Of too many the oldest go."""
+
+    def __init__(self) -> None:
+        self.learned = 0
+        self._given: dict[str, None] = {}  # by the caller, as values of env
+        self._found: dict[str, None] = {}
+        self._sorted: list[str] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        return list(self._given)
+
+    @property
+    def found(self) -> list[str]:
+        return list(self._found)
+
+    def give(self, values: Iterable[str]) -> None:
+        for value in values:
+            if len(value) >= MIN_SECRET:
+                _remember(self._given, value)
+
+    def learn(self, value: str) -> None:
+        if MIN_SECRET <= len(value) <= MAX_SECRET and MARK not in value and value not in self._found:
+            self.learned += 1
+            _remember(self._found, value)
+            self._sorted = None
+
+    def scrub(self, text: str) -> str:
+        """Without what was found; what was given is the business of `redact_text`."""
+        values = self._sorted
+        if values is None:
+            values = self._sorted = _variants(self.found)
+        for value in values:
+            text = text.replace(value, MARK)
+        return text
+
+
+def redact_text(text: str, extra: Iterable[str] = (), known: Known | None = None) -> str:
     """The text without credentials, and without the values in `extra` (of six characters or more)."""
     for secret in _variants(extra):
         text = text.replace(secret, MARK)
     for _ in range(4):  # what one pass takes out can lay bare another
         before = text
         text = _without_private_keys(text)
-        for pattern, replacement in _PASSES:
-            text = pattern.sub(replacement, text)
+        for pattern, after in _PASSES:
+            text = pattern.sub(partial(_hidden, after, known), text)
         if text == before:
             break
-    return text
+    # Not before the patterns: a found secret may be part of a name that they look for.
+    return text if known is None else known.scrub(text)
+
+
+def _hidden(after: str, known: Known | None, match: re.Match[str]) -> str:
+    before = match[1] if match.re.groups else ""
+    if known is not None:
+        known.learn(match[0][len(before) : len(match[0]) - len(after)])
+    return f"{before}{MARK}{after}"
+
+
+def _remember(values: dict[str, None], value: str) -> None:
+    # Every step is one that the interpreter does not interrupt: threads share a run.
+    values.pop(value, None)
+    values[value] = None
+    for old in list(values)[:-MAX_KNOWN]:
+        values.pop(old, None)
 
 
 def redact_env(env: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from . import records
 from .api import get_sandbox
 from .errors import BackendError, BadArgument, CommandNotAllowed, FileError, FumehoodError, IsolationUnavailable
-from .redact import MARK
+from .redact import MARK, Known
 from .sync_session import open_session
 from .types import ExecutionResult
 
@@ -88,6 +88,7 @@ class _Stage:
         self._open = open_things
         self._places: dict[str | None, Any] = {}  # by session; None: for one-shot executions
         self._skipped: dict[str, list[object]] = {}  # by session: steps that others may have needed
+        self._known = Known()
 
     def step(self, record: Record) -> Outcome:
         session = str(record.get("session_id") or "")
@@ -104,7 +105,7 @@ class _Stage:
         if result is None:
             self._skipped.setdefault(session, []).append(record.get("step"))
             return Outcome(record, "not replayed", obstacles)
-        differences = _differences(record, result)
+        differences = _differences(record, result, self._known)
         notes += tuple(_circumstances(record, result)) if differences else ()
         return Outcome(record, "differs" if differences else "same", notes, differences)
 
@@ -236,9 +237,9 @@ def _bytes(record: Record) -> int:
     return len(record["code"].encode("utf-8", "surrogatepass"))
 
 
-def _differences(record: Record, result: ExecutionResult) -> dict[str, Difference]:
+def _differences(record: Record, result: ExecutionResult, known: Known) -> dict[str, Difference]:
     # Recorded once more, in thought: the old one was redacted and cut too.
-    again = records.build(execution_id="", backend="", language="", code="", result=result)
+    again = records.build(execution_id="", backend="", language="", code="", result=result, known=known)
     then, now = _comparable(record), _comparable(again)
     return {name: Difference(then[name], now[name]) for name in COMPARED if then[name] != now[name]}
 

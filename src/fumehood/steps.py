@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .config import Settings
@@ -12,9 +15,11 @@ from .types import ExecutionResult
 
 if TYPE_CHECKING:
     from .records import Store
+    from .redact import Known
 
 LOST_EXIT_CODE = 125  # of a step whose sandbox went away
 _MB = 1024 * 1024
+_UNREAD_CHARS = 8 * 1024
 
 
 class Steps:
@@ -25,6 +30,11 @@ class Steps:
         self.number = 0
         self._settings = settings
         self._store: Store | None = None
+        self._known: Known | None = None
+        # Of steps that were not stored. Bounded by their number, so that threads need no lock here.
+        self._env: deque[str] = deque(maxlen=200)
+        self._asked: deque[str] = deque(maxlen=64)
+        self._answered: deque[str] = deque(maxlen=32)
         self._directory = os.path.join(absolute(settings.artifacts_dir), "executions")
 
     def screened(self, plan: Plan) -> ExecutionResult | None:
@@ -51,28 +61,33 @@ class Steps:
     def record(self, result: ExecutionResult, plan: Plan, language: str, kind: str = "execute", **said: Any) -> None:
         """Store one step that ran a program, if the policy says so."""
         self.number += 1
-        if self._wanted(result):
-            command = plan.command
-            code = command.script or b""
-            self._save(
-                result,
-                kind=kind,
-                backend=plan.runtime,
-                language=language,
-                code=code,
-                args=command.argv[2:] if code or command.script is not None else (),
-                env=command.env,
-                stdin=command.stdin,
-                files=command.files,
-                timeout=plan.timeout_s,
-                **said,
-            )
+        command = plan.command
+        code = command.script or b""
+        args = command.argv[2:] if command.script is not None else ()
+        if not self._wanted(result):
+            self._pass_over(result, command.env, code, *command.argv, said.get("reasoning_trace"))
+            return
+        self._save(
+            result,
+            kind=kind,
+            backend=plan.runtime,
+            language=language,
+            code=code,
+            args=args,
+            env=command.env,
+            stdin=command.stdin,
+            files=command.files,
+            timeout=plan.timeout_s,
+            **said,
+        )
 
     def record_file(self, result: ExecutionResult, backend: str, kind: str, **said: Any) -> None:
         """Store one step that wrote or changed a file."""
         self.number += 1
-        if self._wanted(result):
-            self._save(result, kind=kind, backend=backend, language="", **said)
+        if not self._wanted(result):
+            self._pass_over(result, {}, said["code"], *said.get("args", ()), said.get("reasoning_trace"))
+            return
+        self._save(result, kind=kind, backend=backend, language="", **said)
 
     def _wanted(self, result: ExecutionResult) -> bool:
         policy = self._settings.store_code
@@ -90,9 +105,48 @@ class Steps:
             max_bytes = settings.store_max_mb * _MB
             self._store = records.Store(Path(self._directory), policy=settings.store_code, max_bytes=max_bytes)
         record = records.build(
-            execution_id=result.meta["execution_id"], result=result, run_id=self.run_id, step=self.number, **said
+            execution_id=result.meta["execution_id"],
+            result=result,
+            run_id=self.run_id,
+            step=self.number,
+            known=self._secrets(),
+            **said,
         )
         self._store.save(record, records.failed(result))
+
+    def _pass_over(self, result: ExecutionResult, env: Mapping[str, str], *asked: str | bytes | None) -> None:
+        """Not stored. What it named a secret must be known if a later step is: then, for it takes long, is it read."""
+        if self._settings.store_code == "never":
+            return
+        self._env.extend(env.values())
+        self._asked.append(_joined(asked))
+        shown = (bundle.get("text/plain") for bundle in result.meta.get("results", ()))
+        self._answered.append(_joined((result.stdout, result.stderr, *shown)))
+
+    def _secrets(self) -> Known:
+        from .redact import Known, redact_text
+
+        if self._known is None:
+            self._known = Known()
+        self._known.give(_taken(self._env))
+        for text in (*_taken(self._asked), *_taken(self._answered)):
+            redact_text(text, self._known.given, self._known)
+        return self._known
+
+
+def _joined(texts: Iterable[object]) -> str:
+    parts = [text[:_UNREAD_CHARS] for text in texts if text and isinstance(text, (str, bytes))]
+    return "\n".join(part if isinstance(part, str) else part.decode("utf-8", "replace") for part in parts)[
+        :_UNREAD_CHARS
+    ]
+
+
+def _taken(texts: deque[str]) -> list[str]:
+    taken = []
+    with suppress(IndexError):  # as many as there are, also if another thread takes some
+        while True:
+            taken.append(texts.popleft())
+    return taken
 
 
 def absolute(directory: str) -> str:

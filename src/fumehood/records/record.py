@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..redact import MARK, MIN_SECRET, redact_env, redact_text
+from ..redact import MARK, Known, redact_env, redact_text
 from ..types import ExecutionResult
 
 VERSION = 1
@@ -51,56 +51,68 @@ def build(
     path: str | None = None,
     encoding: str | None = None,
     requirements: Sequence[str] | None = None,
+    known: Known | None = None,
 ) -> dict[str, Any]:
-    """The record of one execution, ready for `Store.save`."""
+    """The record of one execution, ready for `Store.save`. `known`: the secrets of its run, which grow by its own."""
     env = env or {}
-    # The longest first: one value may contain another.
-    secrets = sorted({v for v in env.values() if len(v) >= MIN_SECRET}, key=len, reverse=True)
+    known = known or Known()
+    known.give(env.values())
+    secrets = known.given
+    now = now or datetime.now(UTC)
 
     def clean(text: str) -> str:
-        return _clean(text, secrets)
+        return _clean(text, secrets, known)
+
+    def output(text: str) -> str:
+        return clean(_without_cut_secret(text, [*secrets, *known.found]))
 
     raw = code.encode("utf-8", "surrogatepass") if isinstance(code, str) else code
     text = code if isinstance(code, str) else code.decode("utf-8", "replace")
-    further = {
-        "kind": kind,
-        "session_id": session_id,
-        "command": None if command is None else [clean(part) for part in command],
-        "path": None if path is None else clean(path),
-        "encoding": encoding,
-        "requirements": None if requirements is None else [clean(requirement) for requirement in requirements],
-    }
-    return {
-        "version": VERSION,
-        "execution_id": execution_id,
-        **{name: value for name, value in further.items() if value is not None},
-        "timestamp": f"{(now or datetime.now(UTC)).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
-        "run_id": run_id,
-        "step": step,
-        "reasoning_trace": None if reasoning_trace is None else clean(reasoning_trace),
-        "backend": backend,
-        "language": language,
-        "code": clean(text),
-        "code_bytes": len(raw),
-        "args": [clean(str(arg)) for arg in args],
-        "env": redact_env(env),
-        "stdin_bytes": _size(stdin),
-        "files": {clean(name): _size(content) for name, content in (files or {}).items()},
-        "timeout": timeout,
-        "result": {
-            "stdout": clean(_without_cut_secret(result.stdout, secrets)),
-            "stderr": clean(_without_cut_secret(result.stderr, secrets)),
-            "exit_code": result.exit_code,
-            "duration": result.duration,
-            "meta": {k: v if k in _TRUSTED_META else _deep(v, clean) for k, v in result.meta.items()},
-        },
-    }
+
+    def made() -> dict[str, Any]:
+        further = {
+            "kind": kind,
+            "session_id": session_id,
+            "command": None if command is None else [clean(part) for part in command],
+            "path": None if path is None else clean(path),
+            "encoding": encoding,
+            "requirements": None if requirements is None else [clean(requirement) for requirement in requirements],
+        }
+        return {
+            "version": VERSION,
+            "execution_id": execution_id,
+            **{name: value for name, value in further.items() if value is not None},
+            "timestamp": f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+            "run_id": run_id,
+            "step": step,
+            "reasoning_trace": None if reasoning_trace is None else clean(reasoning_trace),
+            "backend": backend,
+            "language": language,
+            "code": clean(text),
+            "code_bytes": len(raw),
+            "args": [clean(str(arg)) for arg in args],
+            "env": redact_env(env),
+            "stdin_bytes": _size(stdin),
+            "files": {clean(name): _size(content) for name, content in (files or {}).items()},
+            "timeout": timeout,
+            "result": {
+                "stdout": output(result.stdout),
+                "stderr": output(result.stderr),
+                "exit_code": result.exit_code,
+                "duration": result.duration,
+                "meta": {k: v if k in _TRUSTED_META else _deep(v, clean) for k, v in result.meta.items()},
+            },
+        }
+
+    before = known.learned
+    record = made()
+    return record if known.learned == before else made()  # what the end of it names may stand bare at its beginning
 
 
-def _clean(text: str, secrets: Sequence[str]) -> str:
+def _clean(text: str, secrets: Sequence[str], known: Known) -> str:
     if len(text) <= MAX_TEXT_CHARS:
-        return redact_text(text, secrets)
-    kept = redact_text(text[:MAX_TEXT_CHARS], secrets)[:-_CUT_MARGIN_CHARS]
+        return redact_text(text, secrets, known)
+    kept = redact_text(text[:MAX_TEXT_CHARS], secrets, known)[:-_CUT_MARGIN_CHARS]
     return f"{kept}\n... ({len(text)} characters, cut for the record)"
 
 
