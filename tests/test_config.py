@@ -135,7 +135,7 @@ def test_an_env_file_counts_only_when_named_and_loses_to_the_real_environment(pl
     env_file = tmp_path / "prod.env"
     env_file.write_text(
         "# comment\n\nexport SANDBOX_MEMORY_MB=64 # small\nSANDBOX_PROCESSES='9'\n"
-        'SANDBOX_TYPE="docker" # quoted\nSANDBOX_INODES=\nOTHER=1\nDOCKER_HOST=unix:///x\n'
+        'SANDBOX_TYPE="docker" # quoted\nSANDBOX_INODES=\nOTHER=1\nDOCKER_CONFIG=/x\n'
     )
     (place.cwd / ".env").write_text("SANDBOX_MEMORY_MB=1")
     assert place.load().settings.memory_mb == 1024
@@ -210,7 +210,19 @@ def test_an_unknown_environment_variable_is_an_error_with_a_close_match(place, e
 
 
 def test_environment_variables_of_others_are_left_alone(place):
-    assert place.load(DOCKER_HOST="x", DOCKER_CPU="9", MY_SANDBOX_X="1").settings == Settings()
+    assert place.load(DOCKER_CONFIG="x", DOCKER_CPU="9", MY_SANDBOX_X="1").settings == Settings()
+
+
+def test_a_containers_memory_bounds_what_programs_get_in_it(place):
+    small = place.load(SANDBOX_TYPE="docker").settings.limits()
+    assert (small.memory_bytes, small.disk_bytes) == (256 * 2**20, 128 * 2**20)
+    large = place.load(SANDBOX_TYPE="docker", DOCKER_MEMORY_LIMIT="8g").settings.limits()
+    assert large == place.load().settings.limits()
+
+
+def test_docker_is_found_where_its_own_variables_say(place):
+    settings = place.load(DOCKER_HOST="unix:///x", DOCKER_CONTEXT="far", DOCKER_RUNTIME="runsc").settings
+    assert (settings.docker_host, settings.docker_context, settings.docker_runtime) == ("unix:///x", "far", "runsc")
 
 
 def test_unknown_arguments_and_yaml_keys_are_errors_with_a_close_match(place):
@@ -397,6 +409,9 @@ WEAKENING = [
     ("allowed_commands", "[python *]"),
     ("wheelhouse", "wheels"),
     ("packages_dir", "packages"),
+    ("docker_host", "tcp://evil:2375"),
+    ("docker_context", "evil"),
+    ("docker_runtime", "weak"),
     ("docker_image", "evil:latest"),
     ("docker_network_enabled", "true"),
     ("docker_cpu_limit", "8"),

@@ -1,6 +1,6 @@
 """Settings: one table says how each is parsed, what may narrow it and what it means.
 
-Only this module reads os.environ, and only in `load` and `user_directory`.
+Only this module reads os.environ, and only in `load` and `users_own`.
 """
 
 from __future__ import annotations
@@ -91,6 +91,9 @@ class Settings(NamedTuple):
     allowed_packages: tuple[str, ...] = ("*",)
     wheelhouse: str | None = None
     packages_dir: str | None = None
+    docker_host: str | None = None
+    docker_context: str | None = None
+    docker_runtime: str | None = None
     docker_image: str = "antigravity-sandbox:latest"
     docker_network_enabled: bool = False
     docker_cpu_limit: float = 0.5
@@ -98,7 +101,7 @@ class Settings(NamedTuple):
 
     def limits(self) -> Limits:
         """What one execution may use."""
-        return Limits(
+        limits = Limits(
             memory_bytes=self.memory_mb * _MIB,
             cpu_s=self.cpu_sec,
             processes=self.processes,
@@ -107,6 +110,12 @@ class Settings(NamedTuple):
             disk_bytes=self.disk_mb * _MIB,
             inodes=self.inodes,
         )
+        return self.in_container(limits) if self.type == "docker" else limits
+
+    def in_container(self, limits: Limits) -> Limits:
+        """The same within a container's memory, half of which its files may take: they are kept there."""
+        memory_bytes = min(limits.memory_bytes, v.size_bytes(self.docker_memory_limit))
+        return limits._replace(memory_bytes=memory_bytes, disk_bytes=min(limits.disk_bytes, memory_bytes // 2))
 
 
 EMPTY_MEANS_NONE = ("allowed_commands", "allowed_packages")
@@ -172,6 +181,13 @@ FIELDS: tuple[Field, ...] = (
     Field("allowed_packages", v.packages, v.SUBSET_OR_ALL, "Packages `requirements` may name; * = all, empty = none."),
     Field("wheelhouse", v.optional(v.path), v.NEVER, "Directory of wheels to install from instead of an index."),
     Field("packages_dir", v.optional(v.path), v.NEVER, "Where installed requirements are kept; none = your cache."),
+    Field(
+        "docker_host", v.optional(v.text), v.NEVER, "Where the Docker engine is; none = as the docker command has it."
+    ),
+    Field("docker_context", v.optional(v.text), v.NEVER, "Docker context to use where docker_host is not set."),
+    Field(
+        "docker_runtime", v.optional(v.text), v.NEVER, "Runtime of the containers, such as runsc; none = the engine's."
+    ),
     Field("docker_image", v.text, v.NEVER, "Image of the docker backend."),
     Field("docker_network_enabled", v.boolean, v.OFF, "Network in the docker backend."),
     Field("docker_cpu_limit", v.number(4096), v.LOWER, "CPUs of a container."),
@@ -273,15 +289,19 @@ def _finish(values: dict[str, Any], origins: dict[str, str], overrides: Mapping[
 
 def user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None = None) -> str | None:
     """fumehood's part of one of the user's directories, such as ("XDG_CACHE_HOME", ".cache")."""
+    base = users_own(variable, below_home, environ)
+    return None if base is None else os.path.join(base, "fumehood")
+
+
+def users_own(variable: str, below_home: str | None, environ: Mapping[str, str] | None = None) -> str | None:
+    """A directory of the user's that other programs share."""
     if environ is None:
         environ = os.environ
     base = environ.get(variable, "")
-    if not os.path.isabs(base):  # the XDG specification: a relative one is to be ignored
-        home = environ.get("HOME", "")
-        if not os.path.isabs(home):
-            return None
-        base = os.path.join(home, below_home)
-    return os.path.join(base, "fumehood")
+    if os.path.isabs(base):  # the XDG specification: a relative one is to be ignored
+        return base
+    home = environ.get("HOME", "")
+    return os.path.join(home, below_home) if below_home is not None and os.path.isabs(home) else None
 
 
 def _user_file(environ: Mapping[str, str]) -> str | None:

@@ -1,35 +1,25 @@
 """The host's end of a cell whose interpreter serves one run after another and keeps its variables.
 
 Requests and what a run shows go over a socket that is the cell's standard input; what it prints comes by its pipes.
-Everything on that socket is the program's word: frames are bounded, of one shape, and decide nothing but this run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
 import time
-from typing import Any
 
-from ..errors import BadArgument
-from ..guest.wire import BUNDLE_BYTES, FRAME, MAX_FRAME, RESULTS_BYTES
 from ..types import Display, Exited, Output
 from . import frames, usage
 from .cell import MAX_LEFT, PIPE_BYTES, Cell
+from .channel import Channel, TooMuch
 from .flags import INTERRUPT, TELL_USAGE
 
 _LOOK_S = 0.05
 _ENDING_S = 0.5
 _CHUNK = 1 << 18
-_MAX_DISPLAYS = 1000
-_MAX_FORMS = 32
-_MOST = BUNDLE_BYTES + (64 << 10)  # bytes of a frame
-_MOST_OF_A_RUN = RESULTS_BYTES + (1 << 20)
-_MAX_NODES = 400_000  # values in a frame: small as text, large once parsed, and nobody else runs meanwhile
-_TOO_COMPLEX = {"text/plain": "... (left out: a value with too many parts to show)"}
 _CPU_LOOK_S = 0.2
 _STOP_S = 1.0
 _SIGXCPU = 128 + signal.SIGXCPU
@@ -42,14 +32,9 @@ class Interpreter(Cell):
         super().__init__()
         self.death_was_told = False
         self.replaces_untold = False  # one whose death nobody has heard of
-        self._run = 0
         self.is_running = False
-        self._received = bytearray()
+        self._channel = Channel()
         self._unsent = b""
-        self.has_begun = False  # the run has reached it
-        self._displays = 0
-        self._heard = 0
-        self._done: tuple[int, bool] | None = None
         self._cpu_ns = 0
         self._kill_at = float("inf")
         self._cpu_s: float | None = None
@@ -64,20 +49,18 @@ class Interpreter(Cell):
     def is_dead(self) -> bool:
         return self._ended or self._control.fileno() < 0
 
+    @property
+    def has_begun(self) -> bool:
+        """The run has reached it."""
+        return self._channel.has_begun
+
     def begin(self, code: str, cpu_s: float | None = None) -> None:
-        self._run += 1
-        body = json.dumps({"op": "run", "id": self._run, "code": code}, ensure_ascii=False).encode()
-        if len(body) > MAX_FRAME:
-            raise BadArgument(
-                f"code is {len(body):,} bytes, more than the {MAX_FRAME:,} that one run may have;"
-                " write the data to a file and keep the program small"
-            )
+        self._unsent += self._channel.begin(code)
         if self._group is not None:
             self._group.count_from_here()
-        self.is_running, self.has_begun, self._displays, self._done, self._heard = True, False, 0, None, 0
+        self.is_running = True
         self._look_at = time.monotonic() + _LOOK_S
         self._cpu_s, self._cpu_look_at, self._ran_out_of_cpu = cpu_s, self._look_at + _CPU_LOOK_S, False
-        self._unsent += FRAME.pack(len(body)) + body
         self._send()
 
     def read(self, timeout_s: float | None = None) -> Output | Display | Exited | None:
@@ -88,7 +71,7 @@ class Interpreter(Cell):
 
     def interrupt(self) -> None:
         """Ask it to stop and stay; what it has started is killed."""
-        if self._done is None:  # else the next run would be struck
+        if self._channel.done is None:  # else the next run would be struck
             self._signal(INTERRUPT)
 
     # --- inside
@@ -156,41 +139,22 @@ class Interpreter(Cell):
             self._close_stdin()
             self._kill_at = time.monotonic() + _ENDING_S
             return
-        self._received += data
-        self._heard += len(data)
-        while len(self._received) >= FRAME.size:
-            (size,) = FRAME.unpack_from(self._received)
-            if size > _MOST or self._heard > _MOST_OF_A_RUN:
-                self._received.clear()
-                self._close_stdin()
-                self.kill()
-                return
-            if len(self._received) < FRAME.size + size:
-                return
-            body = bytes(self._received[FRAME.size : FRAME.size + size])
-            del self._received[: FRAME.size + size]
-            self._handle(_parsed(body, self._run))
-
-    def _handle(self, frame: dict[str, Any]) -> None:
-        if frame.get("id") != self._run or not self.is_running or self._done is not None:
-            return  # from a run that is over
-        self.has_begun = True
-        if frame.get("event") == "display" and self._displays < _MAX_DISPLAYS:
-            data = frame.get("data")
-            if isinstance(data, dict) and 0 < len(data) <= _MAX_FORMS:
-                self._displays += 1
-                self._read_rest(PIPE_BYTES)  # what it printed before comes before
-                self._events.append(Display(data))
-        elif frame.get("event") == "done":
-            code = frame.get("exit_code")
-            self._done = (code if type(code) is int and 0 <= code <= 255 else 1, frame.get("interrupted") is True)
-            self._signal(TELL_USAGE)
+        try:
+            for shown in self._channel.hear(data):
+                if shown is None:
+                    self._signal(TELL_USAGE)
+                else:
+                    self._read_rest(PIPE_BYTES)  # what it printed before comes before
+                    self._events.append(shown)
+        except TooMuch:
+            self._close_stdin()
+            self.kill()
 
     def _told(self, frame: bytes) -> None:
-        if frame[:1] != frames.USAGE or self._done is None or not self.is_running:
+        code = self._channel.done
+        if frame[:1] != frames.USAGE or code is None or not self.is_running:
             return
         cpu_ns, max_rss_bytes, flags = frames.parse_usage(frame)
-        code, _ = self._done
         self._read_rest(MAX_LEFT)
         reason = self._reason(killed=False, flags=flags) if code else "ok"
         used_s = max(0, cpu_ns - self._cpu_ns) / 1e9
@@ -206,13 +170,3 @@ class Interpreter(Cell):
         if self._ran_out_of_cpu:
             exited = exited._replace(exit_code=_SIGXCPU)
         super()._finish(exited._replace(cpu_s=cpu_s, state_lost=True))
-
-
-def _parsed(body: bytes, run: int) -> dict[str, Any]:
-    if len(body) > _MAX_NODES and sum(map(body.count, (b"[", b"{", b",", b":"))) > _MAX_NODES:
-        return {"id": run, "event": "display", "data": _TOO_COMPLEX}
-    try:
-        frame = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return frame if isinstance(frame, dict) else {}
