@@ -250,6 +250,61 @@ def test_datasets_are_named_as_not_recorded(replay: Replay) -> None:
     assert "datasets are not recorded" in out
 
 
+def with_dataset(path: Path) -> str:
+    path.write_text("n\n1\n2\n")
+    with open_session(datasets={"my sales": path}, store_code="always") as session:
+        session.write("/workspace/a.txt", "x")
+        session.run("print(open('/tmp/data/my_sales.csv').read())")
+        session.exec(["cat", "/tmp/data/my_sales.csv"])
+        return session.run_id
+
+
+def test_datasets_are_lent_again_if_they_are_the_same(replay: Replay, tmp_path: Path) -> None:
+    run_id = with_dataset(tmp_path / "in.csv")
+    records = [entry.record or {} for entry in load_all(Path("artifacts/executions"))]
+    [said] = next(record["datasets"] for record in records if record["kind"] == "run")
+    assert (said["name"], said["path"]) == ("my sales", "/tmp/data/my_sales.csv")
+    assert (said["source"], said["bytes"], len(said["sha256"])) == (str(tmp_path / "in.csv"), 6, 64)
+    code, out, _ = replay(run_id)
+    assert (code, out.splitlines()[-1]) == (0, "3 same"), out
+
+
+@pytest.mark.parametrize(("what", "words"), [("change", "changed"), ("remove", "is missing")])
+def test_a_dataset_that_is_not_the_same_is_said(replay: Replay, tmp_path: Path, what: str, words: str) -> None:
+    run_id = with_dataset(tmp_path / "in.csv")
+    if what == "change":
+        (tmp_path / "in.csv").write_text("n\n1\n3\n")
+    else:
+        (tmp_path / "in.csv").unlink()
+    code, out, _ = replay(run_id)
+    assert code == 1
+    assert out.count(f"dataset 'my sales' {words}: {tmp_path}/in.csv") == 2
+    assert out.splitlines()[-1] == "1 same, 2 not replayed"
+
+
+def test_a_step_with_requirements_of_its_own_gets_them_again(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Layer:
+        path = "/layers/1"
+        installed = ("six==1.17.0",)
+
+    monkeypatch.setattr("fumehood.packages.ensure", lambda wanted, *_: (asked.append(list(wanted)), Layer())[1])
+    with open_session("fake", store_code="always") as session:
+        session.run("a", requirements=["six"])
+        session.run("b")
+    code, out, _ = replay(session.run_id, "--backend", "fake")
+    assert (code, out.splitlines()[-1]) == (0, "2 same"), out
+    assert asked == [["six"], ["six==1.17.0"]]
+
+
+def test_a_step_that_lost_its_sandbox_is_not_replayed(replay: Replay) -> None:
+    save(kind="run", session_id="s", exit_code=125, meta={"lost": True})
+    code, out, _ = replay("r", "--backend", "fake")
+    assert code == 1
+    assert "its sandbox went away, or did not start" in out
+
+
 # --- which
 
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from fumehood import BadArgument
-from fumehood.datasets import check, resolved, safe_name
+from fumehood import BadArgument, datasets
+from fumehood.datasets import Facts, check, identity, resolved, safe_name
 
 
 def names(tmp_path, *given: str, suffix: str = ".csv") -> list[str]:
@@ -107,3 +107,37 @@ def test_a_file_that_vanished_is_found_out_later(tmp_path):
     source.unlink()
     with pytest.raises(BadArgument, match=r"dataset 'd': .* does not exist"):
         check(found)
+
+
+# What records say
+
+
+def test_a_file_is_known_by_its_content_and_a_large_one_by_its_time(tmp_path, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"abc")
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert identity(str(path)) == {"bytes": 3, "sha256": digest}
+    monkeypatch.setattr(datasets, "HASHED_BYTES", 2)
+    assert identity(str(path)) == {"bytes": 3, "mtime_ns": path.stat().st_mtime_ns}
+    assert identity(str(tmp_path / "none")) == identity(str(tmp_path)) == {}
+
+
+def test_facts_are_read_again_when_a_file_changed(tmp_path, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"abc")
+    facts = Facts(resolved({"my a": path}))
+    assert not facts.fresh()
+    facts.look()
+    assert facts.fresh()
+    [told] = facts.told("/tmp/data")
+    assert (told["name"], told["path"], told["source"], told["bytes"]) == ("my a", "/tmp/data/my_a.csv", str(path), 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "identity", lambda _: pytest.fail("read although nothing changed"))
+        facts.look()
+    path.write_bytes(b"abcd")
+    assert not facts.fresh()
+    facts.look()
+    assert facts.told("/tmp/data")[0]["bytes"] == 4
+    path.unlink()
+    facts.look()
+    assert "bytes" not in facts.told("/tmp/data")[0]

@@ -68,6 +68,7 @@ class Calls:
         self.settings = settings
         self.session_id = session_id
         self.datasets = datasets
+        self._facts = sets.Facts(datasets)
         self.requirements = requirements
         self.planner = Planner(settings)
         self.steps = Steps(settings, run_id)
@@ -175,7 +176,7 @@ class Calls:
                 result.meta.update(self.outputs.unchanged(self.keeper.places))
             if requirements:
                 result.meta["state"] = "not_kept"
-            self._finish(result, plan, kind, trace, requirements)
+            await self._finish(result, plan, kind, trace, requirements)
             if refusal is not None:
                 raise refusal
             return result
@@ -237,7 +238,7 @@ class Calls:
                 plan = plan._replace(timeout_s=left_s, cut_by=setting)
         return plan
 
-    def _finish(
+    async def _finish(
         self, result: ExecutionResult, plan: Plan, kind: str, trace: str | None, requirements: Sequence[str]
     ) -> None:
         meta = result.meta
@@ -264,8 +265,14 @@ class Calls:
             session_id=self.session_id,
             command=command,
             requirements=requirements or None,
+            datasets=await self._dataset_facts() if self.steps.wants(result) else None,
             reasoning_trace=trace,
         )
+
+    async def _dataset_facts(self) -> list[dict[str, Any]] | None:
+        if not self._facts.fresh():
+            await asyncio.to_thread(self._facts.look)
+        return self._facts.told(self.keeper.places.data) or None
 
     async def change(
         self,

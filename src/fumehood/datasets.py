@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import BadArgument
 
+HASHED_BYTES = 64 * 1024 * 1024
 _MAX_NAME_CHARS = 100
 _MAX_SUFFIX_CHARS = 20
 _DEFAULT_SUFFIX = ".csv"
@@ -46,6 +48,58 @@ def check(datasets: tuple[Dataset, ...]) -> None:
     """Once more, when a sandbox is made: a file may have vanished since."""
     for dataset in datasets:
         _check_file(dataset.name, dataset.path)
+
+
+class Facts:
+    """What records say of the datasets: enough to tell whether a file is still the one it was."""
+
+    def __init__(self, datasets: tuple[Dataset, ...]) -> None:
+        self._datasets = datasets
+        self._seen: dict[str, tuple[object, Mapping[str, Any]]] = {}  # by path: as of when, what
+
+    def fresh(self) -> bool:
+        """Whether no file has to be read again."""
+        return all(self._seen.get(one.path, (None,))[0] == _signature(one.path) for one in self._datasets)
+
+    def look(self) -> None:
+        """Read those that are new or changed; takes its time."""
+        for one in self._datasets:
+            signature = _signature(one.path)
+            if self._seen.get(one.path, (None,))[0] != signature:
+                self._seen[one.path] = signature, identity(one.path)
+
+    def told(self, directory: str) -> list[dict[str, Any]]:
+        """As of the last look; `directory` is where the program finds them."""
+        return [
+            {"name": one.name, "path": f"{directory}/{one.filename}", "source": one.path, **self._seen[one.path][1]}
+            for one in self._datasets
+            if one.path in self._seen
+        ]
+
+
+def identity(path: str) -> dict[str, Any]:
+    """Size and SHA-256 of a file; of a large one size and time of change; nothing of one that cannot be read."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            return {}
+        if found.st_size > HASHED_BYTES:
+            return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(1024 * 1024):
+                digest.update(block)
+        return {"bytes": found.st_size, "sha256": digest.hexdigest()}
+    except (OSError, ValueError):
+        return {}
+
+
+def _signature(path: str) -> object:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def safe_name(name: str, path: str) -> str:

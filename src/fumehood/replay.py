@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from . import records
 from .api import get_sandbox
+from .datasets import identity
 from .errors import BackendError, BadArgument, CommandNotAllowed, FileError, FumehoodError, IsolationUnavailable
 from .redact import MARK, Known
 from .sync_session import open_session
@@ -89,10 +90,11 @@ class _Stage:
         self._places: dict[str | None, Any] = {}  # by session; None: for one-shot executions
         self._skipped: dict[str, list[object]] = {}  # by session: steps that others may have needed
         self._known = Known()
+        self._files: dict[str, Mapping[str, Any]] = {}  # datasets by path: what they are now
 
     def step(self, record: Record) -> Outcome:
         session = str(record.get("session_id") or "")
-        obstacles = tuple(_obstacles(record))
+        obstacles = (*_obstacles(record), *self._other_data(record))
         notes = tuple(self._doubts(record, session))
         result: ExecutionResult | None = None
         if not obstacles:
@@ -119,17 +121,43 @@ class _Stage:
             )
             return done
         if session not in self._places:
-            requirements = self._packages(session)
-            self._places[session] = self._open.enter_context(open_session(requirements=requirements, **self._settings))
+            made = open_session(
+                requirements=self._packages(session), datasets=self._datasets(session), **self._settings
+            )
+            self._places[session] = self._open.enter_context(made)
         return _STEPS[kind](self._places[session], record)
 
     def _packages(self, session: str) -> list[str] | None:
         """What the session had installed, as its records say."""
         for record in self._found.steps:
             named = _meta(record).get("packages")
-            if str(record.get("session_id") or "") == session and isinstance(named, list):
+            own = str(record.get("session_id") or "") == session and not record.get("requirements")
+            if own and isinstance(named, list):
                 return [str(name) for name in named]
         return None
+
+    def _datasets(self, session: str) -> dict[str, str]:
+        """What the session was lent, as far as it is still there."""
+        return {
+            one["name"]: one["source"]
+            for record in self._found.steps
+            if str(record.get("session_id") or "") == session
+            for one in _lent(record)
+            if self._now(one["source"])
+        }
+
+    def _other_data(self, record: Record) -> Iterator[str]:
+        for one in _lent(record):
+            now = self._now(one["source"])
+            if not now:
+                yield f"dataset {one['name']!r} is missing: {one['source']}"
+            elif any(one.get(fact) != value for fact, value in now.items()):
+                yield f"dataset {one['name']!r} changed: {one['source']} is not what it was"
+
+    def _now(self, source: str) -> Mapping[str, Any]:
+        if source not in self._files:
+            self._files[source] = identity(source)
+        return self._files[source]
 
     def _doubts(self, record: Record, session: str) -> Iterator[str]:
         if _kind(record) == "execute":
@@ -140,12 +168,13 @@ class _Stage:
             yield f"earlier steps are not replayed ({which}); it may need what they left"
         if skipped := self._skipped.get(session):
             yield f"step {_listed(skipped)} could not be replayed; it may need what that left"
-        if "/tmp/data" in f"{record.get('code')} {record.get('command')}":
+        if not record.get("datasets") and "/tmp/data" in f"{record.get('code')} {record.get('command')}":
             yield "datasets are not recorded"
 
 
 def _run_step(session: Any, record: Record) -> ExecutionResult:
-    result: ExecutionResult = session.run(record["code"], _timeout(record))
+    wanted = record.get("requirements") and (_meta(record).get("packages") or record["requirements"])
+    result: ExecutionResult = session.run(record["code"], _timeout(record), requirements=wanted or None)
     return result
 
 
@@ -210,6 +239,8 @@ def _obstacles(record: Record) -> Iterator[str]:
         yield "it was cancelled by its caller"
     if _meta(record).get("skipped"):
         yield "its sandbox had not started"
+    if _meta(record).get("lost"):
+        yield "its sandbox went away, or did not start"
 
 
 def _well_shaped(record: Record) -> bool:
@@ -225,6 +256,13 @@ def _well_shaped(record: Record) -> bool:
         and (_kind(record) != "edit" or len(args) == 2)
         and _bytes(record) >= 0
     )
+
+
+def _lent(record: Record) -> Iterator[Mapping[str, Any]]:
+    named = record.get("datasets")
+    for one in named if isinstance(named, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("source"), str):
+            yield one
 
 
 def _bytes(record: Record) -> int:

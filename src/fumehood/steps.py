@@ -64,7 +64,7 @@ class Steps:
         command = plan.command
         code = command.script or b""
         args = command.argv[2:] if command.script is not None else ()
-        if not self._wanted(result):
+        if not self.wants(result):
             self._pass_over(result, command.env, code, *command.argv, said.get("reasoning_trace"))
             return
         self._save(
@@ -84,12 +84,13 @@ class Steps:
     def record_file(self, result: ExecutionResult, backend: str, kind: str, **said: Any) -> None:
         """Store one step that wrote or changed a file."""
         self.number += 1
-        if not self._wanted(result):
+        if not self.wants(result):
             self._pass_over(result, {}, said["code"], *said.get("args", ()), said.get("reasoning_trace"))
             return
         self._save(result, kind=kind, backend=backend, language="", **said)
 
-    def _wanted(self, result: ExecutionResult) -> bool:
+    def wants(self, result: ExecutionResult) -> bool:
+        """Whether the policy has it stored."""
         policy = self._settings.store_code
         return policy == "always" or (
             policy == "on_error" and (result.exit_code != 0 or result.meta.get("reason", "ok") != "ok")

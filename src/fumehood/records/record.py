@@ -51,6 +51,7 @@ def build(
     path: str | None = None,
     encoding: str | None = None,
     requirements: Sequence[str] | None = None,
+    datasets: Sequence[Mapping[str, Any]] | None = None,
     known: Known | None = None,
 ) -> dict[str, Any]:
     """The record of one execution, ready for `Store.save`. `known`: the secrets of its run, which grow by its own."""
@@ -76,6 +77,7 @@ def build(
             "command": None if command is None else [clean(part) for part in command],
             "path": None if path is None else clean(path),
             "encoding": encoding,
+            "datasets": None if datasets is None else _deep(datasets, clean),
             "requirements": None if requirements is None else [clean(requirement) for requirement in requirements],
         }
         return {
