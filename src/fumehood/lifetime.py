@@ -192,8 +192,11 @@ class Keeper:
             await sandbox.close()
 
     def expire(self) -> None:
-        """Called by a timer: close in the background."""
-        self._closing = asyncio.get_running_loop().create_task(self.close())
+        """Called by a timer, when no call runs."""
+        self.drop()
+        if self._owns_backend:
+            self._owns_backend = False
+            self._closing = asyncio.get_running_loop().create_task(self.backend.close())
 
     async def close(self) -> None:
         self._life.end()

@@ -16,7 +16,7 @@ import pytest
 from fumehood import get_sandbox
 from fumehood.errors import IsolationUnavailable
 
-MORE_GROUPS = 4
+MORE_GROUPS = 16
 WARM_UP = 20
 GROWTH_BYTES = 20 << 20
 

@@ -400,7 +400,6 @@ def threads_of_python() -> set[str]:
     return found
 
 
-
 def test_volumes_do_not_see_one_another(sealed, opened):
     one, other = opened(sealed), opened(sealed)
     one.write("/workspace/canary", b"one")

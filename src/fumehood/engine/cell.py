@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..errors import SandboxLost
+from ..descriptors import exhausted
+from ..errors import EngineFailed, SandboxLost
 from ..guest.wire import HEADER
 from ..types import Display, Exited, Output, Reason, Receipt
 from . import frames, usage
@@ -39,10 +40,16 @@ class Cell:
     while_it_runs: Callable[[], None] | None = None  # called once, if the program runs for longer than a moment
 
     def __init__(self) -> None:
-        stdin_read, self._stdin = self._make_input()
-        self._stdout, stdout_write = os.pipe2(os.O_CLOEXEC)
-        self._stderr, stderr_write = os.pipe2(os.O_CLOEXEC)
-        self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made: list[int] = []
+        try:
+            made += self._make_input()
+            made += os.pipe2(os.O_CLOEXEC)
+            made += os.pipe2(os.O_CLOEXEC)
+            self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            _close_all(made)
+            raise EngineFailed(exhausted(error) or str(error)) from error
+        stdin_read, self._stdin, self._stdout, stdout_write, self._stderr, stderr_write = made
         self._outputs = [self._stdout, self._stderr]
         self._theirs = [stdin_read, stdout_write, stderr_write, remote.detach()]
         for fd in (self._stdin, self._stdout, self._stderr):

@@ -47,18 +47,27 @@ class Group:
         self._v2 = home.version == 2
         self.paths = {controller: f"{base}/{name}" for controller, base in home.directories.items()}
         directories = list(dict.fromkeys(self.paths.values()))
+        self.doors: list[int] = []  # by which a cell enters
+        self._occupant = -1
+        try:
+            self._open(directories)
+        except BaseException:
+            self.remove()
+            raise
+        self._limits: tuple[int, int] | None = None
+        self._held = False
+        self._was_cleared = False
+        self._counts = (0, 0)
+
+    def _open(self, directories: list[str]) -> None:
         for path in directories:
             os.mkdir(path)
         if self._v2:
             wanted = [(directories[0], os.O_RDONLY | os.O_DIRECTORY), (f"{directories[0]}/cgroup.procs", os.O_WRONLY)]
         else:
             wanted = [(f"{path}/tasks", os.O_WRONLY) for path in directories]
-        self.doors = [os.open(path, flags | os.O_CLOEXEC) for path, flags in wanted]  # by which a cell enters
-        self._limits: tuple[int, int] | None = None
-        self._occupant = -1
-        self._held = False
-        self._was_cleared = False
-        self._counts = (0, 0)
+        for path, flags in wanted:
+            self.doors.append(os.open(path, flags | os.O_CLOEXEC))
 
     def hold(self) -> None:
         """Not free, whatever becomes of the cell that is asked for."""
@@ -193,8 +202,8 @@ class Groups:
         for group in self._groups:
             if group.is_free():
                 return group
-        self._groups.append(Group(self.home, str(self._made)))
         self._made += 1
+        self._groups.append(Group(self.home, str(self._made)))
         return self._groups[-1]
 
     def trim(self) -> None:

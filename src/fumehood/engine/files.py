@@ -34,17 +34,17 @@ class Files:
         self._tree = Tree(root, prefixes)
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        with _our_errors(path, max_bytes), self._as_owner():
+        with our_errors(path, max_bytes), self._as_owner():
             return self._tree.read(path, max_bytes)
 
     def write(self, path: str, data: bytes) -> None:
         """All of it or nothing."""
-        with _our_errors(path), self._as_owner():
+        with our_errors(path), self._as_owner():
             self._tree.write(path, data)
 
     def beneath(self, path: str, *, leave_out: str | None = None) -> list[FileStat]:
         """Regular files beneath, without the directory `leave_out`."""
-        with _our_errors(path), self._as_owner():
+        with our_errors(path), self._as_owner():
             return [FileStat(*found) for found in self._tree.beneath(path, leave_out)]
 
     def close(self) -> None:
@@ -68,7 +68,8 @@ class Files:
 
 
 @contextlib.contextmanager
-def _our_errors(path: str, max_bytes: int = 0) -> Iterator[None]:
+def our_errors(path: str, max_bytes: int = 0) -> Iterator[None]:
+    """What the kernel or the guest says becomes FileError."""
     try:
         yield
     except Outside:

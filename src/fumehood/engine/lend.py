@@ -35,7 +35,7 @@ def lend(
     """
     if not datasets and packages is None:
         return []
-    sizes = {name: _size(name, path) for name, path in datasets}
+    sizes = {name: size_of(name, path) for name, path in datasets}
     copied = {name for name, path in datasets if reader is not None and not _may_read(path, reader)}
     copied_bytes = sum(sizes[name] for name in copied)
     if copied_bytes > disk_bytes:
@@ -60,13 +60,13 @@ def lend(
 
 def copy(source: str, target: str, name: str, owner: int | None, progress: Progress | None) -> None:
     """For a sandbox that cannot be lent anything."""
-    size = _size(name, source)
+    size = size_of(name, source)
     done = 0
     with open(source, "rb") as reading, open(target, "xb") as writing:
         while chunk := reading.read(4 * _MB):
             writing.write(chunk)
             done += len(chunk)
-            _tell(progress, name, done, size)
+            tell(progress, name, done, size)
         if owner is not None:
             os.fchown(writing.fileno(), owner, owner)
 
@@ -80,7 +80,7 @@ def _wait(mounter: Launched, order: bytes, sizes: dict[str, int], progress: Prog
             kind = frame[:1]
             if kind == frames.COPIED:
                 name, done = frames.parse_copied(frame)
-                _tell(progress, name, done, sizes[name])
+                tell(progress, name, done, sizes[name])
             elif kind == frames.MADE:
                 return fds
             elif kind == frames.FAILED:
@@ -96,12 +96,14 @@ def _wait(mounter: Launched, order: bytes, sizes: dict[str, int], progress: Prog
         raise EngineFailed(f"files could not be lent to a sandbox in {_ANSWER_S:.0f} s; try again") from None
 
 
-def _tell(progress: Progress | None, name: str, done: int, size: int) -> None:
+def tell(progress: Progress | None, name: str, done: int, size: int) -> None:
+    """How far the copy of a large dataset is."""
     if progress is not None and size > PROGRESS_BYTES:
         progress(f"copying {name}: {done // _MB} of {size // _MB} MB")
 
 
-def _size(name: str, path: str) -> int:
+def size_of(name: str, path: str) -> int:
+    """Of a dataset, which must be a regular file."""
     try:
         status = os.stat(path)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import select
@@ -11,6 +12,7 @@ import threading
 import weakref
 from typing import Any
 
+from ..descriptors import exhausted
 from ..errors import EngineFailed
 from ..types import Limits
 from . import frames
@@ -122,7 +124,7 @@ class Zygote:
         """A descriptor of its root. `trees` are detached mounts to be attached there."""
         fds = self._ask(order, trees)
         if not fds:
-            raise ZygoteGone("no volume")
+            raise EngineFailed(exhausted(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
         return fds[0]
 
     def drop_volume(self, number: int) -> None:
@@ -132,6 +134,7 @@ class Zygote:
         self, order: bytes, limits: Limits, cell: Cell, shared: Group | None = None, *, is_shared: bool = False
     ) -> Group | None:
         """Have `cell` born; its setup goes on while the caller does. `shared`: the group of its volume."""
+        group = shared
         try:
             with self._lock:
                 group = shared if is_shared else self.groups.free()
@@ -146,9 +149,14 @@ class Zygote:
                 cell.born(pidfd)
                 if group is not None and not is_shared:
                     group.occupy(os.dup(pidfd), until_cleared=not self._seals)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             cell.close()
-            raise ZygoteGone(str(error)) from error
+            said = exhausted(error)
+            if said is None:
+                raise ZygoteGone(str(error)) from error
+            if group is not None and not is_shared:
+                group.clear()
+            raise EngineFailed(said) from error  # ours, not the zygote's
         except BaseException:
             cell.close()
             raise
@@ -158,8 +166,8 @@ class Zygote:
         """Whether it has ended, or is about to: its cells go first."""
         try:
             pidfd = os.pidfd_open(self._pid)
-        except OSError:
-            return True
+        except OSError as error:
+            return exhausted(error) is None
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
@@ -196,13 +204,16 @@ class Zygote:
                 self._orders += 1
                 socket.send_fds(self._socket, [frames.order(self._orders, marshal.dumps(order))], fds)
                 return self._wait_answer(self._orders)
-        except (OSError, TimeoutError) as error:
-            raise ZygoteGone(str(error)) from error
+        except OSError as error:
+            said = exhausted(error)
+            if said is None:
+                raise ZygoteGone(str(error)) from error
+            raise EngineFailed(said) from error
 
     def _wait_born(self, order: int) -> int:
         fds = self._wait_answer(order)
-        if not fds:
-            raise ConnectionResetError("the zygote went away")
+        if not fds:  # it came, and we had no room for it
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return fds[0]
 
     def _wait_answer(self, order: int) -> list[int]:
