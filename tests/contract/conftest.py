@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from docker_engine import docker, docker_host
 from fumehood import AsyncSession, FumehoodError, IsolationUnavailable, OneShot, get_sandbox, open_session
 from fumehood.types import Display, ExecutionResult, Exited, Output
 from support import execute
+
+__all__ = ["docker", "docker_host"]
 
 # What a target cannot do, by module or test, and why. A gap that starts to pass fails the suite.
 RUNS_NOTHING = "the fake runs nothing"
@@ -53,7 +56,7 @@ GAPS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Target:
-    level: str  # a level of the local backend, or fake
+    level: str  # a level of the local backend, or another backend
     driver: str
     warm: bool = False
 
@@ -62,16 +65,18 @@ class Target:
 
     @property
     def settings(self) -> dict[str, Any]:
-        if self.level == "fake":
-            return {"type": "fake"}
+        if self.level in ("fake", "docker"):
+            return {"type": self.level, "warm_cells": 2 * self.warm}
         return {"type": "local", "isolation": self.level, "warm_cells": 2 * self.warm}
 
 
 TARGETS = [
     Target(level, driver) for level in ("sealed", "confined", "process", "fake") for driver in ("direct", "async")
 ]
+TARGETS += [Target("docker", driver) for driver in ("direct", "async")]
 SESSION_TARGETS = tuple(TARGETS)
 TARGETS.insert(2, Target("sealed", "direct", warm=True))
+TARGETS.append(Target("docker", "direct", warm=True))
 
 
 @dataclass
@@ -189,6 +194,15 @@ def why_not(level: str) -> str | None:
 @pytest.fixture(params=TARGETS, ids=str)
 def target(request: pytest.FixtureRequest) -> Target:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def engine(request: pytest.FixtureRequest) -> None:
+    """For targets that need Docker: the tests' own engine."""
+    callspec = getattr(request.node, "callspec", None)
+    target = callspec.params.get("target") if callspec else None
+    if isinstance(target, Target) and target.level == "docker":
+        request.getfixturevalue("docker")
 
 
 @pytest.fixture

@@ -73,11 +73,11 @@ class Tree:
             raise TooLarge(errno.EFBIG, os.strerror(errno.EFBIG))
         return data
 
-    def begin(self, path: str) -> Draft:
+    def begin(self, path: str, mode: int | None = None) -> Draft:
         *parents, name = self._parts(path)
         directory = self._directory(parents, make=True)
         try:
-            return Draft(directory, name)
+            return Draft(directory, name, mode)
         except BaseException:
             os.close(directory)
             raise
@@ -149,12 +149,12 @@ class Draft:
     Whoever looks finds all of it or what was there before. Takes over `directory`, a descriptor.
     """
 
-    def __init__(self, directory: int, name: str):
-        mode = _mode(name, directory)
-        if stat.S_ISDIR(mode):
+    def __init__(self, directory: int, name: str, mode: int | None = None):
+        before = _mode(name, directory)
+        if stat.S_ISDIR(before):
             raise _error(errno.EISDIR)
         self._name = name
-        self._mode = stat.S_IMODE(mode) & 0o777 if stat.S_ISREG(mode) else None  # of the file it replaces
+        self._mode = stat.S_IMODE(before) & 0o777 if mode is None and stat.S_ISREG(before) else mode
         self._temporary: str | None = f".{os.urandom(8).hex()}.part"
         self._fd = os.open(self._temporary, _NEW, 0o600, dir_fd=directory)
         self._directory = directory

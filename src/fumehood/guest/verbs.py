@@ -35,7 +35,7 @@ class Verbs:
         verb, path = request["verb"], request["path"]
         if verb == "write":
             try:
-                self._drafts[number] = self._tree.begin(path)
+                self._drafts[number] = self._tree.begin(path, request.get("mode"))
             except OSError as error:
                 self._drafts[number] = error
         elif verb == "read":

@@ -1,0 +1,212 @@
+"""The engine's HTTP interface, and its errors as ours, by table."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import re
+import ssl
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import httpx2
+
+from ...errors import BackendUnavailable, ConfigurationError, EngineFailed, FumehoodError
+from .address import Address
+
+OURS, OLDEST = (1, 47), (1, 41)
+_CONNECT_S, ANSWER_S = 5.0, 60.0
+_LIMIT = 1 << 20  # bytes of an attached stream that wait to be read
+_MAX_HEAD = 65536
+
+_ADVICE = "Set SANDBOX_TYPE=local or start Docker daemon"
+_REFUSALS: tuple[tuple[str, type[FumehoodError], str], ...] = (  # what it says, our error, the message
+    (
+        r"no such image",
+        BackendUnavailable,
+        "the image of the docker backend is missing ({said}): `fumehood image build` builds it, or set DOCKER_IMAGE",
+    ),
+    (
+        r"client version .* is too (old|new)",
+        BackendUnavailable,
+        "this Docker engine speaks another version of its API ({said}): update Docker, or fumehood",
+    ),
+    (
+        r"no space left on device|disk quota exceeded",
+        EngineFailed,
+        "the Docker engine's disk is full ({said}): free some, for example with `docker system prune`",
+    ),
+    (
+        r"unknown (or invalid )?runtime",
+        BackendUnavailable,
+        "the Docker engine has no runtime of the name in DOCKER_RUNTIME ({said}): install it there, or set another",
+    ),
+    (
+        r"minimum memory limit",
+        ConfigurationError,
+        "a container cannot have so little memory ({said}): raise DOCKER_MEMORY_LIMIT and SANDBOX_MEMORY_MB",
+    ),
+    (
+        r"bind source path does not exist",
+        EngineFailed,
+        "the Docker engine does not see this machine's files ({said}): put the packages in the image",
+    ),
+)
+_UNREACHABLE: dict[int, str] = {
+    errno.EACCES: "no permission to use the Docker daemon at {where}: join the group that owns its socket"
+    " (sudo usermod -aG docker $USER, then log in again), or set SANDBOX_TYPE=local",
+    errno.EPERM: "no permission to use the Docker daemon at {where}: or set SANDBOX_TYPE=local",
+}
+
+
+class Refused(Exception):
+    """The engine's answer, where the caller may know better what it means."""
+
+    def __init__(self, status: int, said: str):
+        super().__init__(said)
+        self.status = status
+        self.said = said
+
+
+class Facts(NamedTuple):
+    """Of an engine."""
+
+    version: tuple[int, int]
+    cpus: int
+
+
+class Client:
+    """Of one event loop."""
+
+    def __init__(self, address: Address, facts: Facts | None = None):
+        self.address = address
+        self.facts = facts
+        self._http = httpx2.AsyncClient(
+            transport=httpx2.AsyncHTTPTransport(uds=address.socket),
+            base_url=address.url,
+            timeout=httpx2.Timeout(ANSWER_S, connect=_CONNECT_S),
+            trust_env=False,
+        )
+
+    async def meet(self) -> Facts:
+        """Agree on a version."""
+        if self.facts is None:
+            response = await self._send("GET", "/_ping")
+            version = _version(response.headers.get("Api-Version", ""))
+            if version < OLDEST:
+                raise BackendUnavailable(
+                    f"the Docker engine at {self.address.shown} is too old: its API is {_dotted(version)},"
+                    f" and {_dotted(OLDEST)} (Docker 20.10) is the oldest that will do; update Docker"
+                )
+            self.facts = Facts(min(OURS, version), 0)
+            info = await self.ask("GET", "/info")
+            self.facts = self.facts._replace(cpus=int(info.get("NCPU") or 0))
+        return self.facts
+
+    async def ask(self, verb: str, path: str, body: object = None, **params: str) -> Any:
+        """What the engine answers; Refused if it is not what was wanted."""
+        response = await self._send(verb, self._versioned(path), body, params)
+        if response.is_success:
+            return response.json() if response.content else None
+        raise Refused(response.status_code, _message(response.content))
+
+    async def attach(self, identity: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The container's streams: raw towards it, in Docker's frames from it."""
+        path = self._versioned(f"/containers/{identity}/attach?stream=1&stdin=1&stdout=1&stderr=1")
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await self._open()
+                try:
+                    writer.write(
+                        f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+                        "Content-Length: 0\r\n\r\n".encode()
+                    )
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    status = int(head.split(None, 2)[1])
+                    if status not in (101, 200):
+                        raise Refused(status, _message(await reader.read(_MAX_HEAD)))
+                except BaseException:
+                    writer.close()
+                    raise
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
+            raise self.unreachable(error) from error
+        return reader, writer
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    def unreachable(self, error: BaseException) -> BackendUnavailable:
+        number = _errno(error)
+        said = _UNREACHABLE.get(number or 0)
+        if said is not None:
+            return BackendUnavailable(said.format(where=self.address.shown))
+        why = f"{error}" or type(error).__name__
+        if isinstance(error, (httpx2.TimeoutException, TimeoutError)):
+            why = f"no answer in {ANSWER_S:g} s"
+        return BackendUnavailable(f"Docker daemon not available at {self.address.shown} ({why}). {_ADVICE}")
+
+    # --- inside
+
+    async def _send(self, verb: str, path: str, body: object = None, params: dict[str, str] | None = None) -> Any:
+        try:
+            return await self._http.request(verb, path, json=body, params=params or None)
+        except httpx2.TransportError as error:
+            raise self.unreachable(error) from error
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.address.socket is not None:
+            return await asyncio.open_unix_connection(self.address.socket, limit=_LIMIT)
+        parts = urlsplit(self.address.url)
+        context = ssl.create_default_context() if parts.scheme == "https" else None
+        return await asyncio.open_connection(parts.hostname, parts.port, limit=_LIMIT, ssl=context)
+
+    def _versioned(self, path: str) -> str:
+        assert self.facts is not None
+        return f"/v{_dotted(self.facts.version)}{path}"
+
+
+def remove_now(address: Address, version: tuple[int, int], identities: list[str]) -> None:
+    """Without an event loop: for garbage and the end of the process."""
+    transport = httpx2.HTTPTransport(uds=address.socket)
+    with httpx2.Client(transport=transport, base_url=address.url, timeout=_CONNECT_S, trust_env=False) as http:
+        for identity in identities:
+            try:
+                http.delete(f"/v{_dotted(version)}/containers/{quote(identity)}?force=1&v=1")
+            except httpx2.TransportError:
+                return  # whoever starts next finds them by their labels
+
+
+def translated(refused: Refused, doing: str) -> FumehoodError:
+    for pattern, kind, message in _REFUSALS:
+        if re.search(pattern, refused.said, re.IGNORECASE):
+            return kind(message.format(said=refused.said[:500]))
+    return EngineFailed(f"the Docker engine refused to {doing}: {refused.said[:500]} (HTTP {refused.status})")
+
+
+def _message(content: bytes) -> str:
+    text = content.decode("utf-8", "replace").strip()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return str(found.get("message", text)) if isinstance(found, dict) else text
+
+
+def _errno(error: BaseException | None) -> int | None:
+    """httpx says it in words; the system's own error is behind it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        inner = error.args[0] if error.args and isinstance(error.args[0], BaseException) else None
+        error = inner or error.__cause__ or error.__context__
+    return None
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

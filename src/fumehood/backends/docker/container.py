@@ -1,0 +1,129 @@
+"""One container: made, met, and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from typing import Any
+
+from ...config import Settings
+from ...errors import BackendError, EngineFailed, FumehoodError
+from ...guest import wire
+from ...types import Limits, Receipt
+from . import body, receipt
+from .client import Client, Refused, translated
+from .link import Link
+
+_HELLO_S = 30.0
+_FATE_S = 3.0
+_REBUILD = "`fumehood image build` builds the one that goes with this version"
+
+
+class Container:
+    """`name` is known before it exists, so that whoever gives up can remove what comes into being."""
+
+    receipt: Receipt
+    link: Link
+
+    def __init__(self, client: Client):
+        self.name = f"fumehood-{os.urandom(8).hex()}"
+        self.client = client
+        self.made_at = time.monotonic()
+        self.inside: dict[str, Any] = {}
+        self.inspected: dict[str, Any] = {}
+        self.is_removed = False
+        self._fate: asyncio.Task[str | None] | None = None
+
+    async def make(self, settings: Settings, limits: Limits, request: dict[str, Any]) -> None:
+        """Ready for programs, its protections checked."""
+        image = settings.docker_image
+        labelled = {**request, "Labels": body.labels(settings)}
+        await self._ask("create a container", "POST", "/containers/create", labelled, name=self.name)
+        try:
+            reader, writer = await self.client.attach(self.name)
+        except Refused as refused:
+            raise translated(refused, "attach to a container") from None
+        self.link = Link(reader, writer, self._ended)
+        await self._ask(f"start a container of {image}", "POST", f"/containers/{self.name}/start")
+        await self._meet(image, limits)
+        self.inspected = await self._ask("show a container", "GET", f"/containers/{self.name}/json")
+        self.receipt = receipt.write(request, self.inspected, self.inside)
+        receipt.hold_to(settings.require, self.receipt)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.is_removed and self.link.is_open
+
+    async def kill(self) -> None:
+        """From outside, when the guest does not answer."""
+        try:
+            await self.client.ask("POST", f"/containers/{self.name}/kill")
+        except (Refused, BackendError):
+            pass  # it is gone, or whoever would know is
+
+    async def fate(self) -> str | None:
+        """What ended it, if it was not us: memory, or None if nobody can tell."""
+        if self._fate is None:
+            self._fate = asyncio.ensure_future(self._look())
+        return await asyncio.shield(self._fate)
+
+    async def remove(self) -> None:
+        """Whatever state it is in."""
+        self.close()
+        try:
+            await self.client.ask("DELETE", f"/containers/{self.name}", force="1", v="1")
+        except (Refused, BackendError):
+            pass  # gone already; or found by its labels when somebody starts next
+        self.is_removed = True
+
+    def close(self) -> None:
+        if hasattr(self, "link"):
+            self.link.close()
+
+    # --- inside
+
+    def _ended(self) -> None:
+        """Whoever reads from it will ask why."""
+
+    async def _meet(self, image: str, limits: Limits) -> None:
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                hello = json.loads(await asyncio.shield(self.link.hello))
+        except TimeoutError:
+            raise EngineFailed(f"a container of {image} said nothing in {_HELLO_S:g} s; try again") from None
+        except ValueError:
+            hello = None
+        except asyncio.CancelledError:
+            if not self.link.hello.cancelled():
+                raise
+            await self._explain(image, limits)
+        if not isinstance(hello, dict) or hello.get("protocol") != wire.PROTOCOL:
+            raise EngineFailed(f"the image {image} is of another version of fumehood: {_REBUILD}")
+        self.inside = hello
+
+    async def _explain(self, image: str, limits: Limits) -> None:
+        """It ended before it spoke."""
+        if await self.fate() == "memory":
+            raise EngineFailed(
+                f"a container needs more than {limits.memory_bytes >> 20} MB of memory to start:"
+                " raise DOCKER_MEMORY_LIMIT and SANDBOX_MEMORY_MB"
+            )
+        said = self.link.said.splitlines()
+        why = f" ({said[-1][:300]})" if said else ""
+        raise EngineFailed(f"the image {image} has no guest that starts{why}: {_REBUILD}")
+
+    async def _look(self) -> str | None:
+        try:
+            async with asyncio.timeout(_FATE_S):
+                state = (await self.client.ask("GET", f"/containers/{self.name}/json")).get("State") or {}
+        except (Refused, FumehoodError, TimeoutError):
+            return None
+        return "memory" if state.get("OOMKilled") and state.get("ExitCode") == 137 else None
+
+    async def _ask(self, doing: str, verb: str, path: str, content: object = None, **params: str) -> Any:
+        try:
+            return await self.client.ask(verb, path, content, **params)
+        except Refused as refused:
+            raise translated(refused, doing) from None

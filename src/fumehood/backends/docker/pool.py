@@ -1,0 +1,187 @@
+"""All containers of one event loop: those in use, those that wait for a program, those that are on their way out."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from ...config import Settings
+from ...errors import FumehoodError
+from ...types import Limits
+from ..base import SandboxSpec
+from . import body
+from .address import Address
+from .client import Client, Facts, Refused, remove_now
+from .container import Container
+from .sweep import sweep
+
+_PING_S = body.PATIENCE_S / 5
+
+_hubs: dict[tuple[asyncio.AbstractEventLoop, Address], Hub] = {}
+_known: dict[Address, Facts] = {}
+_lock = threading.Lock()
+_pid = 0
+
+
+def hub_for(address: Address) -> Hub:
+    """The running loop's."""
+    global _pid, _lock
+    loop = asyncio.get_running_loop()
+    if _pid != os.getpid():
+        if _pid == 0:
+            atexit.register(_remove_all)
+        else:  # after a fork: they are the parent's
+            _lock = threading.Lock()
+            _hubs.clear()
+            _known.clear()
+        _pid = os.getpid()
+    with _lock:
+        for key in [key for key in _hubs if key[0].is_closed()]:
+            del _hubs[key]
+        hub = _hubs.get((loop, address))
+        if hub is None or hub.is_closed:
+            hub = _hubs[loop, address] = Hub(address, _known.get(address))
+        return hub
+
+
+class Hub:
+    def __init__(self, address: Address, facts: Facts | None):
+        self.loop = asyncio.get_running_loop()
+        self.client = Client(address, facts)
+        self.users: set[int] = set()
+        self.alive: dict[str, Container] = {}
+        self.is_closed = False
+        self._waiting: dict[str, deque[Container]] = {}
+        self._coming: dict[str, int] = {}  # being made ahead
+        self._taken: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._swept: asyncio.Task[None] | None = None
+        self._keeper = asyncio.create_task(self._keep(), name="fumehood-docker")
+
+    async def meet(self) -> Facts:
+        facts = await self.client.meet()
+        if self.client.address not in _known:
+            _known[self.client.address] = facts
+            self._swept = self._spawn(self._sweep())
+        return facts
+
+    async def sweep(self) -> None:
+        """Leftovers are looked for at the first use; wait until they are gone."""
+        if self._swept is not None:
+            await asyncio.shield(self._swept)
+
+    async def take(self, settings: Settings, spec: SandboxSpec, limits: Limits) -> Container:
+        """A container that nobody has used."""
+        facts = await self.meet()
+        request = body.create_body(settings, spec, limits, facts.cpus)
+        key = json.dumps(request)
+        waiting = self._waiting.setdefault(key, deque())
+        found: Container | None = None
+        while waiting and found is None:
+            found = waiting.popleft()
+            if not found.is_alive or time.monotonic() - found.made_at > body.WAITING_S:
+                self.discard(found)
+                found = None
+        if spec.packages is None and settings.warm_cells:
+            self._taken[key] = self._taken.get(key, 0) + 1
+            wanted = settings.warm_cells if self._taken[key] > 1 else 1  # who asks once may not come back
+            for _ in range(wanted - len(waiting) - self._coming.get(key, 0)):
+                self._coming[key] = self._coming.get(key, 0) + 1
+                self._spawn(self._make_ahead(key, settings, limits, request))
+        return found or await self._make(settings, limits, request)
+
+    def give_back(self, container: Container, settings: Settings, spec: SandboxSpec, limits: Limits) -> None:
+        """It was made to see whether it can be, and nobody has used it."""
+        if not settings.warm_cells or self.client.facts is None:
+            self.discard(container)
+            return
+        key = json.dumps(body.create_body(settings, spec, limits, self.client.facts.cpus))
+        self._waiting.setdefault(key, deque()).append(container)
+
+    def discard(self, container: Container) -> None:
+        """In the background."""
+        container.close()
+        if not self.is_closed:
+            self._spawn(self._remove(container))
+
+    async def leave(self, user: int) -> None:
+        """The last one to leave closes."""
+        self.users.discard(user)
+        if not self.users and not self.is_closed:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+
+    # --- inside
+
+    async def _make(self, settings: Settings, limits: Limits, request: dict[str, Any]) -> Container:
+        container = Container(self.client)
+        self.alive[container.name] = container
+        try:
+            await container.make(settings, limits, request)
+        except BaseException:
+            self.discard(container)
+            raise
+        return container
+
+    async def _make_ahead(self, key: str, settings: Settings, limits: Limits, request: dict[str, Any]) -> None:
+        try:
+            self._waiting[key].append(await self._make(settings, limits, request))
+        except FumehoodError:
+            pass  # whoever needs one will hear of it
+        finally:
+            self._coming[key] -= 1
+
+    async def _remove(self, container: Container) -> None:
+        await container.remove()
+        self.alive.pop(container.name, None)
+
+    async def _sweep(self) -> None:
+        try:
+            await sweep(self.client)
+        except (FumehoodError, Refused):
+            pass  # the next one will
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _keep(self) -> None:
+        """Signs of life to every guest; when the loop ends, so do they."""
+        try:
+            while True:
+                await asyncio.sleep(_PING_S)
+                for container in list(self.alive.values()):
+                    if hasattr(container, "link"):
+                        container.link.ping()
+                for waiting in self._waiting.values():
+                    while waiting and time.monotonic() - waiting[0].made_at > body.WAITING_S:
+                        self.discard(waiting.popleft())
+        finally:
+            self.is_closed = True
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            await asyncio.gather(*map(self._remove, list(self.alive.values())))
+            await self.client.close()
+            with _lock:
+                if _hubs.get((self.loop, self.client.address)) is self:
+                    del _hubs[self.loop, self.client.address]
+
+
+def _remove_all() -> None:
+    """At the end of the process: what nobody closed."""
+    if _pid != os.getpid():
+        return
+    for (_, address), hub in list(_hubs.items()):
+        names = [container.name for container in list(hub.alive.values())]
+        if names and hub.client.facts is not None:
+            remove_now(address, hub.client.facts.version, names)

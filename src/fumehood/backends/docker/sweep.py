@@ -1,0 +1,75 @@
+"""Containers that a crashed owner left: found by their labels, and never anybody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+
+from .client import Client, Refused
+
+OWNER, NAMESPACE, EXPIRES = "io.fumehood.owner", "io.fumehood.namespace", "io.fumehood.expires"
+
+
+async def sweep(client: Client) -> None:
+    """Remove what is ours to remove."""
+    filters = json.dumps({"label": [OWNER]})
+    for container in await client.ask("GET", "/containers/json", all="1", filters=filters):
+        if is_left_over(container.get("Labels") or {}):
+            try:
+                await client.ask("DELETE", f"/containers/{container['Id']}", force="1", v="1")
+            except Refused:
+                pass  # somebody else was faster
+
+
+def own_labels() -> dict[str, str]:
+    return {OWNER: f"{_boot()}:{os.getpid()}:{_started(os.getpid())}", NAMESPACE: _namespace()}
+
+
+def is_left_over(labels: Mapping[str, str]) -> bool:
+    expires = labels.get(EXPIRES, "")
+    if expires.isdigit() and time.time() > int(expires):
+        return True
+    boot, _, rest = labels.get(OWNER, "").partition(":")
+    pid, _, started = rest.partition(":")
+    if not boot or boot != _boot() or not pid.isdigit() or not started.isdigit():
+        return False  # of another machine, or from before its restart: its time will come
+    if labels.get(NAMESPACE) != _namespace():
+        return False  # its pid means somebody else here
+    return not _lives(int(pid), started)
+
+
+def _lives(pid: int, started: str) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # of another user
+    return _started(pid) in (started, "")
+
+
+def _started(pid: int) -> str:
+    """In clock ticks since the machine's start, 0 once it has ended; nothing where /proc does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return "0" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

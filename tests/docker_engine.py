@@ -1,0 +1,61 @@
+"""The fixtures of tests that need a Docker engine."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_SERVICES = Path(__file__).parents[1] / "scripts" / "services"
+_IMAGE = "antigravity-sandbox:latest"
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> str:
+    """The address of the tests' own engine, with the runner image in it: these tests end and restart what they find.
+
+    An installed engine is started, and stays up for the next run; `scripts/services stop` ends it.
+    """
+    address = _address()
+    if _get(address, "/_ping") is None and os.geteuid() == 0 and shutil.which("dockerd"):
+        subprocess.run([_SERVICES, "start"], check=True, capture_output=True, timeout=100)
+    status = _get(address, f"/images/{_IMAGE}/json")
+    if status is None:
+        pytest.skip("no Docker engine of the tests' own runs here: sudo scripts/services image")
+    if status == 403:
+        pytest.skip("only root may use the tests' Docker engine")
+    if status != 200:
+        pytest.skip("the tests' Docker engine has no runner image: sudo scripts/services image")
+    return address
+
+
+@pytest.fixture
+def docker(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, and in the environment, where a user would say it."""
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    return docker_host
+
+
+def _address() -> str:
+    said = subprocess.run([_SERVICES, "env"], check=True, capture_output=True, text=True, timeout=30).stdout
+    return said.strip().removeprefix("export DOCKER_HOST=")
+
+
+def _get(address: str, path: str) -> int | None:
+    """The status of an answer; 403 where the socket may not be opened, None where nobody answers."""
+    connection = http.client.HTTPConnection("docker", timeout=10)
+    with socket.socket(socket.AF_UNIX) as connection.sock:
+        connection.sock.settimeout(10)
+        try:
+            connection.sock.connect(address.removeprefix("unix://"))
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except PermissionError:
+            return 403
+        except (OSError, http.client.HTTPException):
+            return None
