@@ -18,6 +18,7 @@ COPY --from=libraries /installed/ /
 RUN set -e; echo 'sandbox:x:1000:' >> /etc/group; \
     echo 'sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh' >> /etc/passwd; \
     mkdir -p /home/sandbox /workspace /mnt /opt/fumehood; \
+    command -v python > /dev/null || ln -s "$(command -v python3)" /usr/local/bin/python; \
     ln -sfn /workspace /mnt/data; chown 1000:1000 /home/sandbox /workspace; chmod 700 /home/sandbox /workspace; \
     find / -xdev -perm /6000 -type f -exec chmod a-s {} +; \
     MPLCONFIGDIR=/opt/fumehood/matplotlib python3 -c 'import matplotlib.font_manager'

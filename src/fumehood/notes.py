@@ -9,6 +9,7 @@ from .types import Reason
 
 _MB = 1024 * 1024
 _GONE = "variables, imports and functions of earlier runs are gone; files are kept, so define again what you need"
+_HALF = "; files are kept in memory, half of DOCKER_MEMORY_LIMIT at most"
 BEGUN_ANEW = (
     "fumehood: the interpreter of this session had ended since its last run, and this one began in a new one:"
     " variables, imports and functions of earlier runs are gone; files are kept\n"
@@ -33,7 +34,7 @@ def _what(reason: Reason, exit_code: int, plan: Plan, cpu_s: float, state_lost: 
     if reason == "memory":
         return (
             f"killed by the memory limit of {limits.memory_bytes // _MB} MB for all its processes;"
-            " use less, or raise SANDBOX_MEMORY_MB"
+            f" use less, or raise {_memory_setting(plan)}"
         )
     if reason == "processes":
         return (
@@ -43,7 +44,7 @@ def _what(reason: Reason, exit_code: int, plan: Plan, cpu_s: float, state_lost: 
         return (
             f"stopped at a disk limit: {limits.disk_bytes // _MB} MB in all (SANDBOX_DISK_MB),"
             f" {limits.inodes} files (SANDBOX_INODES), {limits.file_bytes // _MB} MB per file (SANDBOX_FILE_MB);"
-            " write less, or raise the setting"
+            f" write less, or raise the setting{_HALF if plan.runtime == 'docker' else ''}"
         )
     if reason == "output":
         return (
@@ -53,6 +54,12 @@ def _what(reason: Reason, exit_code: int, plan: Plan, cpu_s: float, state_lost: 
     if reason == "cancelled":
         return f"cancelled by the caller and {_ended(state_lost)}"
     return _signal(exit_code - 128, plan, cpu_s)
+
+
+def _memory_setting(plan: Plan) -> str:
+    if plan.runtime != "docker":
+        return "SANDBOX_MEMORY_MB"
+    return "DOCKER_MEMORY_LIMIT, and SANDBOX_MEMORY_MB if that is lower"
 
 
 def _timeout(plan: Plan, state_lost: bool | None) -> str:

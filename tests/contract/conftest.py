@@ -25,6 +25,10 @@ __all__ = ["docker", "docker_host"]
 RUNS_NOTHING = "the fake runs nothing"
 NETWORK_SHARED = "this level has no network of its own: the host's is open"
 NO_LOOPBACK = "this level has no network of its own: internet sockets are refused altogether"
+OWN_IMAGE = "the image has an interpreter, packages and programs of its own"
+ENGINES_NETWORK = "a container's network is the engine's: this machine's loopback is not in it"
+TWO_DISKS = "in a container /workspace and /tmp are bounded each for itself"
+ENDS_WITH_LOOP = "a container ends with the event loop that its streams belong to"
 NO_OWN_DISK = "this level has no file system of its own: the private directory is on the host's disk"
 GAPS: dict[str, dict[str, str]] = {
     "fake": {
@@ -51,6 +55,19 @@ GAPS: dict[str, dict[str, str]] = {
         "test_a_disk_filled_by_the_program_is_told_to_both": NO_OWN_DISK,
         "test_no_more_files_than_inodes": NO_OWN_DISK,
     },
+    "docker": {
+        "test_python_on_the_path_is_the_hosts_interpreter_with_its_packages": OWN_IMAGE,
+        "test_the_program_itself_runs_in_the_hosts_interpreter_with_its_packages": OWN_IMAGE,
+        "test_javascript": OWN_IMAGE,
+        "test_the_network_is_there_when_asked_for_and_the_receipt_says_so": ENGINES_NETWORK,
+        "test_a_full_disk_is_an_error_and_what_was_there_stays": TWO_DISKS,
+        "test_a_disk_filled_by_the_program_is_told_to_both": TWO_DISKS,
+        "test_no_more_files_than_inodes": TWO_DISKS,
+    },
+    "docker-async": {
+        "test_the_end_of_the_process_ends_everything": ENDS_WITH_LOOP,
+        "test_the_death_of_the_process_ends_everything": ENDS_WITH_LOOP,
+    },
 }
 
 
@@ -65,8 +82,10 @@ class Target:
 
     @property
     def settings(self) -> dict[str, Any]:
-        if self.level in ("fake", "docker"):
-            return {"type": self.level, "warm_cells": 2 * self.warm}
+        if self.level == "fake":
+            return {"type": "fake"}
+        if self.level == "docker":
+            return {"type": "docker", "docker_memory_limit": "1g", "warm_cells": 2 * self.warm}
         return {"type": "local", "isolation": self.level, "warm_cells": 2 * self.warm}
 
 
@@ -239,7 +258,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         target = callspec.params.get("target") if callspec else None
         if not isinstance(target, Target):
             continue
-        gaps = GAPS.get(target.level, {})
+        gaps = {**GAPS.get(target.level, {}), **GAPS.get(str(target), {})}
         module = item.module.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
         reason = gaps.get(item.originalname) or gaps.get(module)  # type: ignore[attr-defined]
         if reason is not None:

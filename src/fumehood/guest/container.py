@@ -181,6 +181,7 @@ class Container:
                 if fd in ready:
                     program.hear(fd)
         if not program.serves and self._hits.count()[0] > program.before[0]:
+            program.is_out_of_memory = True
             os.kill(program.pid, signal.SIGKILL)  # the kernel took one process; the limit is for all of them
 
     def _reap(self) -> None:

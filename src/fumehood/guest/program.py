@@ -37,6 +37,7 @@ class Program:
         self.pid = -1
         self.has_ended = False
         self.elders: set[tuple[int, bytes]] = set()  # who lived before and may live on
+        self.is_out_of_memory = False  # and was ended for it
         self.before = (0, 0)  # what the counters of the container's limits showed
         self._link = link
         self._request = request
@@ -200,6 +201,8 @@ class Program:
             self._hear_rest(wire.STDOUT, wire.STDERR)
             self._hear_rest(wire.CHANNEL)
             flags = hits.flags_since(self.before) if status else 0
+            if status and self.is_out_of_memory:
+                flags |= wire.OUT_OF_MEMORY
             self._link.send(wire.EXITED, self.number, wire.EXIT.pack(status, self._cpu_ns, self._max_rss, flags))
         self.close()
 

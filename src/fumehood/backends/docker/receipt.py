@@ -101,7 +101,7 @@ def _processes(asked: Mapping[str, Any], has: Mapping[str, Any], inside: Mapping
     if has.get("PidMode"):
         return Axis("none", "the host's processes are visible", step="pid_namespace", fix="use another engine")
     if has.get("PidsLimit") == most and (is_silent or (inside.get("cgroup") or {}).get("processes") == most):
-        return Axis("sealed", f"own pid namespace; pids control group, at most {most}")
+        return Axis("sealed", f"own pid namespace; cgroup pids, at most {most}")
     fix = "the engine cannot limit processes: enable the pids controller of control groups on its machine"
     return Axis("confined", "own pid namespace; no bound on their number", step="pids_limit", fix=fix)
 
@@ -139,7 +139,7 @@ def _privileges(has: Mapping[str, Any], inside: Mapping[str, Any], is_silent: bo
 
 def _memory(asked: Mapping[str, Any], has: Mapping[str, Any], inside: Mapping[str, Any], is_silent: bool) -> Axis:
     most = asked["Memory"]
-    mechanism = f"memory control group, {most // _MIB} MiB for programs and files together"
+    mechanism = f"cgroup memory, {most // _MIB} MiB for programs and files together"
     if has.get("Memory") != most or not _shows(inside, "memory_bytes", most, is_silent):
         fix = "the engine cannot limit memory: enable the memory controller of control groups on its machine"
         return Axis("none", "no bound", step="memory_limit", fix=fix)
@@ -154,7 +154,7 @@ def _cpu(asked: Mapping[str, Any], has: Mapping[str, Any], inside: Mapping[str, 
     seen = (inside.get("cgroup") or {}).get("cpus")
     agrees = is_silent or (isinstance(seen, (int, float)) and abs(seen - cpus) < 0.011)
     if has.get("NanoCpus") == asked["NanoCpus"] and agrees:
-        return Axis("sealed", f"cpu control group, {cpus:g} CPUs; deadline and RLIMIT_CPU per process")
+        return Axis("sealed", f"cgroup cpu, {cpus:g} CPUs; deadline and RLIMIT_CPU per process")
     fix = "the engine cannot limit CPUs: enable the cpu controller of control groups on its machine"
     return Axis("process", "deadline and RLIMIT_CPU per process", step="cpu_limit", fix=fix)
 
