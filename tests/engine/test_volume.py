@@ -286,6 +286,20 @@ def test_what_a_killed_process_left_behind_is_swept(tmp_path, monkeypatch):
     private.remove(made)
 
 
+def test_removing_a_directory_that_is_gone_touches_nothing_above_it(tmp_path):
+    from fumehood.engine import private
+
+    tmp_path.chmod(0o755)
+    private.remove(str(tmp_path / "gone"))
+    stubborn = tmp_path / "stubborn"
+    (stubborn / "inner").mkdir(parents=True)
+    (stubborn / "inner").chmod(0)
+    stubborn.chmod(0)
+    private.remove(str(stubborn))
+    assert not stubborn.exists()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
 # --- datasets
 
 

@@ -62,6 +62,8 @@ def remove(directory: str) -> None:
 
     def open_up(_: object, path: str, __: object) -> None:
         for place in (os.path.dirname(path), path):
+            if place != directory and not place.startswith(f"{directory}/"):
+                continue  # what lies above is not ours
             try:
                 if not os.path.islink(place) and os.path.isdir(place):
                     os.chmod(place, 0o700)
