@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,10 +40,48 @@ def docker_host() -> str:
 
 
 @pytest.fixture
-def docker(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The same, and in the environment, where a user would say it."""
+def docker(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same, and in the environment, where a user would say it; nobody ends it meanwhile."""
     monkeypatch.setenv("DOCKER_HOST", docker_host)
-    return docker_host
+    with _turn(docker_host, alone=False):
+        yield docker_host
+
+
+@pytest.fixture
+def docker_alone(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """An engine that may be ended: no other test uses it meanwhile."""
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    with _turn(docker_host, alone=True):
+        daemon = Daemon(Path(docker_host.removeprefix("unix://")).parent)
+        yield daemon
+        daemon.start()
+
+
+class Daemon:
+    def __init__(self, directory: Path) -> None:
+        self._pid_file = directory / "docker.pid"
+
+    def kill(self) -> None:
+        pid = int(self._pid_file.read_text())
+        assert str(self._pid_file.parent) in Path(f"/proc/{pid}/cmdline").read_text()
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}/fd").exists():
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        subprocess.run([_SERVICES, "start"], check=True, capture_output=True, timeout=100)
+
+
+@contextmanager
+def _turn(address: str, *, alone: bool) -> Iterator[None]:
+    """Many at a time, or one alone, over all processes; who wants to be alone is not overtaken."""
+    top = Path(address.removeprefix("unix://")).parent.parent
+    with open(top / "tests-gate", "w") as gate, open(top / "tests-turn", "w") as turn:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
 
 
 def _address() -> str:

@@ -61,9 +61,9 @@ class DockerBackend(Backend):
             if hub.is_closed or hub.loop.is_closed():
                 continue
             if hub.loop is asyncio.get_running_loop():
-                await hub.leave(id(self))
+                await hub.leave(self)
             elif hub.loop.is_running():
-                leaving = asyncio.run_coroutine_threadsafe(hub.leave(id(self)), hub.loop)
+                leaving = asyncio.run_coroutine_threadsafe(hub.leave(self), hub.loop)
                 await asyncio.wrap_future(leaving)
 
     def _hub(self) -> Hub:
@@ -72,6 +72,6 @@ class DockerBackend(Backend):
         if self._address is None:
             self._address = find(self._settings)
         hub = hub_for(self._address)
-        hub.users.add(id(self))
+        hub.users.add(self)
         self._hubs.add(hub)
         return hub

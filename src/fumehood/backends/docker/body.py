@@ -81,18 +81,12 @@ def has_network(settings: Settings, spec: SandboxSpec) -> bool:
     return settings.docker_network_enabled or spec.network
 
 
-def program_limits(limits: Limits) -> dict[str, int]:
+def program_limits(limits: Limits, *, on_linux: bool = True) -> dict[str, int]:
     """Of each program. Not the number of processes: the kernel would count this user's in all containers together."""
-    return {
-        "core": 0,
-        "file": limits.file_bytes,
-        "memlock": 64 * 1024,
-        "message_queues": 0,
-        "nice": 0,
-        "open_files": limits.open_files,
-        "pending_signals": 1024,
-        "realtime": 0,
-    }
+    common = {"core": 0, "file": limits.file_bytes, "memlock": 64 * 1024, "open_files": limits.open_files}
+    if not on_linux:  # a kernel of the runtime's own does not know the others
+        return common
+    return {**common, "message_queues": 0, "nice": 0, "pending_signals": 1024, "realtime": 0}
 
 
 def environment(settings: Settings, cpus: int) -> dict[str, str]:

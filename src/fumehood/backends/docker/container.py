@@ -18,6 +18,7 @@ from .link import Link
 
 _HELLO_S = 30.0
 _FATE_S = 3.0
+_TRIES, _TRY_S = 10, 0.05  # to remove what may be in the making
 _REBUILD = "`fumehood image build` builds the one that goes with this version"
 
 
@@ -34,13 +35,17 @@ class Container:
         self.inside: dict[str, Any] = {}
         self.inspected: dict[str, Any] = {}
         self.is_removed = False
+        self._creating: asyncio.Future[Any] | None = None
         self._fate: asyncio.Task[str | None] | None = None
 
     async def make(self, settings: Settings, limits: Limits, request: dict[str, Any]) -> None:
         """Ready for programs, its protections checked."""
         image = settings.docker_image
         labelled = {**request, "Labels": body.labels(settings)}
-        await self._ask("create a container", "POST", "/containers/create", labelled, name=self.name)
+        self._creating = asyncio.ensure_future(
+            self._ask("create a container", "POST", "/containers/create", labelled, name=self.name)
+        )
+        await asyncio.shield(self._creating)  # the engine would go on without us
         try:
             reader, writer = await self.client.attach(self.name)
         except Refused as refused:
@@ -69,14 +74,21 @@ class Container:
             self._fate = asyncio.ensure_future(self._look())
         return await asyncio.shield(self._fate)
 
-    async def remove(self) -> None:
-        """Whatever state it is in."""
+    async def remove(self) -> bool:
+        """Whatever state it is in. False: nobody answers, and it may be there when somebody does again."""
         self.close()
-        try:
-            await self.client.ask("DELETE", f"/containers/{self.name}", force="1", v="1")
-        except (Refused, BackendError):
-            pass  # gone already; or found by its labels when somebody starts next
         self.is_removed = True
+        if self._creating is not None:
+            await asyncio.wait([self._creating])
+        for _ in range(_TRIES if self._creating is not None and self._creating.cancelled() else 1):
+            try:
+                await self.client.ask("DELETE", f"/containers/{self.name}", force="1", v="1")
+                break
+            except Refused:
+                await asyncio.sleep(_TRY_S)  # gone already; or not there yet
+            except BackendError:
+                return False
+        return True
 
     def close(self) -> None:
         if hasattr(self, "link"):

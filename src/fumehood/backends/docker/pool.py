@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Any
 
@@ -54,7 +55,7 @@ class Hub:
     def __init__(self, address: Address, facts: Facts | None):
         self.loop = asyncio.get_running_loop()
         self.client = Client(address, facts)
-        self.users: set[int] = set()
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.alive: dict[str, Container] = {}
         self.is_closed = False
         self._waiting: dict[str, deque[Container]] = {}
@@ -65,9 +66,8 @@ class Hub:
         self._keeper = asyncio.create_task(self._keep(), name="fumehood-docker")
 
     async def meet(self) -> Facts:
-        facts = await self.client.meet()
-        if self.client.address not in _known:
-            _known[self.client.address] = facts
+        facts = _known[self.client.address] = await self.client.meet()
+        if self._swept is None:
             self._swept = self._spawn(self._sweep())
         return facts
 
@@ -110,7 +110,7 @@ class Hub:
         if not self.is_closed:
             self._spawn(self._remove(container))
 
-    async def leave(self, user: int) -> None:
+    async def leave(self, user: object) -> None:
         """The last one to leave closes."""
         self.users.discard(user)
         if not self.users and not self.is_closed:
@@ -138,14 +138,15 @@ class Hub:
             self._coming[key] -= 1
 
     async def _remove(self, container: Container) -> None:
-        await container.remove()
+        if not await container.remove():
+            self._swept = None  # look again when the engine is back
         self.alive.pop(container.name, None)
 
     async def _sweep(self) -> None:
         try:
-            await sweep(self.client)
+            await sweep(self.client, _is_known)
         except (FumehoodError, Refused):
-            pass  # the next one will
+            self._swept = None  # the next one will
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
@@ -158,6 +159,8 @@ class Hub:
         try:
             while True:
                 await asyncio.sleep(_PING_S)
+                if not self.users:  # they went without closing
+                    break
                 for container in list(self.alive.values()):
                     if hasattr(container, "link"):
                         container.link.ping()
@@ -175,6 +178,10 @@ class Hub:
             with _lock:
                 if _hubs.get((self.loop, self.client.address)) is self:
                     del _hubs[self.loop, self.client.address]
+
+
+def _is_known(name: str) -> bool:
+    return any(name.lstrip("/") in hub.alive for hub in list(_hubs.values()))
 
 
 def _remove_all() -> None:

@@ -25,7 +25,7 @@ def write(body: Mapping[str, Any], inspect: Mapping[str, Any], inside: Mapping[s
     asked: Mapping[str, Any] = body["HostConfig"]
     has: Mapping[str, Any] = inspect.get("HostConfig") or {}
     runtime = runtime_of(inspect)
-    is_silent = any(name in runtime for name in _SILENT)
+    is_silent = has_own_kernel(inspect)
     checked = {
         "files": _files(asked, has, inspect, inside),
         "network": _network(asked, has, inside),
@@ -48,6 +48,10 @@ def write(body: Mapping[str, Any], inspect: Mapping[str, Any], inside: Mapping[s
 def runtime_of(inspect: Mapping[str, Any]) -> str:
     name = str((inspect.get("HostConfig") or {}).get("Runtime") or inspect.get("OCIRuntime") or "runc")
     return name.removeprefix("io.containerd.").split(".v")[0]
+
+
+def has_own_kernel(inspect: Mapping[str, Any]) -> bool:
+    return any(name in runtime_of(inspect) for name in _SILENT)
 
 
 def hold_to(require: str | None, receipt: Receipt) -> None:

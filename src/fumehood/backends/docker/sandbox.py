@@ -19,7 +19,7 @@ from ...guest import wire
 from ...guest.files import Outside, TooLarge
 from ...types import Command, FileStat, Limits
 from ..base import Process, Sandbox, SandboxSpec
-from . import body, client
+from . import body, client, receipt
 from .container import Container
 from .interpreter import Interpreter, Run
 from .pool import Hub
@@ -40,6 +40,7 @@ class DockerSandbox(Sandbox):
         self._limits = limits
         self._interpreter: Interpreter | None = None
         self._is_closed = False
+        self._program_limits = body.program_limits(limits, on_linux=not receipt.has_own_kernel(container.inspected))
         self._filter = _filter(str(container.inside.get("machine")))
 
     async def lend(self) -> None:
@@ -145,7 +146,7 @@ class DockerSandbox(Sandbox):
             environment["PYTHONPATH"] = f"{body.PACKAGES}:{own}" if own else body.PACKAGES
             command = command._replace(env={k: v for k, v in command.env.items() if k != "PYTHONPATH"})
         order = program(command, environment, serves=started.serves)
-        started.start(order, command.stdin, self._filter, body.program_limits(self._limits))
+        started.start(order, command.stdin, self._filter, self._program_limits)
         return started
 
     def _ask(self, request: dict[str, Any], most: int = 0) -> _Answer:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .client import Client, Refused
 
 OWNER, NAMESPACE, EXPIRES = "io.fumehood.owner", "io.fumehood.namespace", "io.fumehood.expires"
 
 
-async def sweep(client: Client) -> None:
-    """Remove what is ours to remove."""
+async def sweep(client: Client, is_known: Callable[[str], bool]) -> None:
+    """Remove what is ours to remove; `is_known` says whether this process still cares for one of its own."""
     filters = json.dumps({"label": [OWNER]})
     for container in await client.ask("GET", "/containers/json", all="1", filters=filters):
-        if is_left_over(container.get("Labels") or {}):
+        labels = container.get("Labels") or {}
+        is_lost = labels.get(OWNER) == own_labels()[OWNER] and not any(map(is_known, container.get("Names") or ()))
+        if is_lost or is_left_over(labels):
             try:
                 await client.ask("DELETE", f"/containers/{container['Id']}", force="1", v="1")
             except Refused:
