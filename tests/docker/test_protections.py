@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_api import ask, containers_of
 
-from fumehood import IsolationUnavailable, get_sandbox, open_session
+from fumehood import BadArgument, IsolationUnavailable, get_sandbox, open_session
 from fumehood.backends.base import SandboxSpec
-from fumehood.backends.docker import body, receipt
+from fumehood.backends.docker import DockerBackend, body, receipt
 from fumehood.config import Settings
+from fumehood.errors import PackageError
+from fumehood.types import Command, Exited
 from support import wait_until
 
 LOOK = """
@@ -180,3 +185,69 @@ def test_a_limit_that_is_not_seen_inside_is_named(facts: Any, group: dict[str, A
     request, inspect, inside = facts
     inside["cgroup"].update(group)
     assert receipt.write(request, inspect, inside).axes[axis].step == step
+
+
+# ---- what is lent
+
+
+@pytest.mark.usefixtures("docker")
+def test_packages_are_shown_and_cannot_be_changed(tmp_path: Path) -> None:
+    (tmp_path / "layer").mkdir()
+    (tmp_path / "layer" / "lent.py").write_text("x = 42")
+    os.chmod(tmp_path / "layer", 0o755)
+
+    async def scenario() -> list[tuple[int, bytes]]:
+        backend = DockerBackend(Settings(type="docker", docker_host=os.environ["DOCKER_HOST"], warm_cells=0))
+        sandbox = await backend.create(SandboxSpec(keeps=True, packages=str(tmp_path / "layer")))
+        seen = []
+        for code in ("import lent; print(lent.x)", "import lent; open(lent.__file__, 'w')"):
+            process = await sandbox.start(Command(("python", "main.py"), code.encode()))
+            output = b""
+            while not isinstance(event := await process.read(20), Exited):
+                assert event is not None
+                output += event.data
+            seen.append((event.exit_code, output))
+            await process.close()
+        await sandbox.close()
+        await backend.close()
+        return seen
+
+    if sys.version_info[:2] != (3, 11):
+        with pytest.raises(PackageError, match=r"3\.11"):
+            asyncio.run(scenario())
+        return
+    (found, refused) = asyncio.run(scenario())
+    assert found == (0, b"42\n")
+    assert refused[0] == 1
+    assert b"Read-only file system" in refused[1]
+
+
+def test_packages_for_an_engine_elsewhere_are_refused() -> None:
+    backend = DockerBackend(Settings(type="docker", docker_host="tcp://127.0.0.1:1"))
+    with pytest.raises(PackageError, match="on this machine"):
+        asyncio.run(backend.create(SandboxSpec(keeps=True, packages="/x")))
+
+
+@pytest.mark.usefixtures("docker")
+def test_a_dataset_that_does_not_fit_names_the_setting(tmp_path: Path) -> None:
+    with open(tmp_path / "large.csv", "wb") as file:
+        file.truncate(200 << 20)
+    with open_session(type="docker", datasets={"large": tmp_path / "large.csv"}) as session:
+        with pytest.raises(BadArgument, match="DOCKER_MEMORY_LIMIT"):
+            session.run("1")
+
+
+@pytest.mark.usefixtures("docker")
+def test_the_copy_of_a_large_dataset_is_told(tmp_path: Path) -> None:
+    (tmp_path / "large.csv").write_bytes(b"x" * (60 << 20))
+    told: list[str] = []
+
+    class Handler:
+        def send_progress(self, text: str) -> None:
+            told.append(text)
+
+    datasets = {"large": tmp_path / "large.csv"}
+    with open_session(type="docker", datasets=datasets, io_handler=Handler(), warm_cells=0) as session:
+        path = session.datasets["large"]
+        assert session.exec(["stat", "-c", "%s %a", path]).stdout == f"{60 << 20} 444\n"
+    assert any("60 of 60 MB" in text for text in told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 
 from ...config import Settings
 from ...errors import BackendUnavailable, PackageError
@@ -45,6 +46,8 @@ class DockerBackend(Backend):
             )
         container = await hub.take(self._settings, spec, limits)
         try:
+            if spec.packages is not None:
+                _check_python(str(container.inside.get("python")))
             sandbox = DockerSandbox(hub, container, spec, limits)
             await sandbox.lend()
         except BaseException:
@@ -75,3 +78,12 @@ class DockerBackend(Backend):
         hub.users.add(self)
         self._hubs.add(hub)
         return hub
+
+
+def _check_python(inside: str) -> None:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if inside.split(".")[:2] != here.split("."):
+        raise PackageError(
+            f"requirements were installed for Python {here} and the image has Python {inside}: run fumehood with that"
+            " version, or put the packages in the image (DOCKER_IMAGE)"
+        )
