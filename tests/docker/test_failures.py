@@ -36,10 +36,14 @@ def test_no_daemon(tmp_path: Path) -> None:
     assert "Set SANDBOX_TYPE=local or start Docker daemon" in said
 
 
-def test_a_socket_that_nobody_listens_on(tmp_path: Path) -> None:
+def test_a_socket_that_nobody_listens_on() -> None:
+    path = f"/tmp/fumehood-test-{os.getpid()}-left.sock"  # the kernel takes only short ones
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(f"{tmp_path}/left.sock")
-        assert "Docker daemon not available" in refusal(docker_host=f"unix://{tmp_path}/left.sock")
+        left.bind(path)
+        try:
+            assert "Docker daemon not available" in refusal(docker_host=f"unix://{path}")
+        finally:
+            os.unlink(path)
 
 
 def test_no_permission() -> None:
