@@ -19,9 +19,7 @@ from .link import Link
 _HELLO_S = 30.0
 _FATE_S = 3.0
 _TRIES, _TRY_S = 10, 0.05  # to remove what may be in the making
-_REBUILD = (
-    "in a checkout of this version: docker build -t antigravity-sandbox:latest ."
-)
+_REBUILD = "in a checkout of this version: docker build -t antigravity-sandbox:latest ."
 
 
 class Container:
