@@ -25,7 +25,7 @@ _REFUSALS: tuple[tuple[str, type[FumehoodError], str], ...] = (  # what it says,
     (
         r"no such image",
         BackendUnavailable,
-        "{said}: build it in a checkout of fumehood (docker build -t antigravity-sandbox:latest .), or set DOCKER_IMAGE",
+        "{said}: build it in a checkout of fumehood (docker build -t antigravity-sandbox:latest .) or set DOCKER_IMAGE",
     ),
     (
         r"client version .* is too (old|new)",
