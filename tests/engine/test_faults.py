@@ -22,7 +22,9 @@ from typing import Any
 import pytest
 
 from fumehood import get_sandbox
+from fumehood.engine.order import program
 from fumehood.errors import IsolationUnavailable
+from fumehood.types import Command, Exited
 
 SLACK_S = 5.0  # the promise is timeout + 2 s; the box is shared
 GONE_S = 3.0
@@ -213,6 +215,22 @@ def test_memory_is_counted_over_all_processes() -> None:
     result = suffer(MANY_EATERS, memory_mb=256, timeout=20)
     assert result.meta["reason"] == "memory", result
     assert result.exit_code != 0
+
+
+def test_memory_is_watched_in_a_cell_that_is_taken_the_moment_it_is_ready() -> None:
+    """The program has forked and waits before anybody looks for the first time."""
+    with sealed() as sandbox:
+        root = sandbox._backend._engine._roots[False]
+        if root.zygote.groups.counts("memory"):
+            pytest.skip("control groups count memory here")
+        limits = sandbox._planner.spec.limits._replace(memory_bytes=256 << 20)
+        cell = root.make_cell(limits, waits=True)
+        try:
+            assert cell.wait_ready(15)
+            cell.feed(program(Command(("python", "main.py"), MANY_EATERS.encode()), {}), b"")
+            assert wait_until(lambda: isinstance(event := cell.read(1), Exited) and event.reason == "memory", 20)
+        finally:
+            cell.close()
 
 
 def test_memory_files_count_as_memory() -> None:  # res05

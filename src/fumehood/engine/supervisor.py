@@ -56,11 +56,11 @@ class Supervisor:
                 info = signal.sigwaitinfo(WATCHED)
             else:
                 info = signal.sigtimedwait(WATCHED, _TICK_S if begun else _IDLE_TICK_S)
-                if not begun:
+                if not begun:  # it may have come, forked and gone quiet before the first of these looks
                     used_s = _cpu_s(self._child)
-                    begun = idle_s is not None and used_s > idle_s + _NO_PROGRAM_S
+                    begun = self._has_others() or (idle_s is not None and used_s > idle_s + _NO_PROGRAM_S)
                     idle_s = used_s
-                if begun:
+                if begun or info is None:
                     self._watch()
             if info is None:
                 continue
