@@ -66,7 +66,7 @@ class Engine:
         progress: Progress | None = None,
     ) -> Volume:
         """A place whose files, and one interpreter, outlive the programs that run there."""
-        from .volume import open_volume  # much that a single execution does without
+        from .volume import Wanted, open_volume  # much that a single execution does without
 
         for _ in range(_ATTEMPTS):
             root = self._known(network)
@@ -74,7 +74,7 @@ class Engine:
                 self.check(limits, network=network)  # finds the level, by doing it
                 continue
             try:
-                return open_volume(root, limits, datasets, packages, progress)
+                return open_volume(root, Wanted(limits, datasets, packages, progress))
             except ZygoteGone:
                 self._drop(network, root)
             except SetupFailed as error:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import _socket as socket  # see zygote
 import os
-import resource
 
+from ..guest import rlimits
 from . import _syscalls as sys_calls
 from . import landlock
 
@@ -23,18 +23,6 @@ _ATTRIBUTES = {
     "files": sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NODEV,
     "device": sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NOEXEC,
     "proc": sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NODEV | sys_calls.MOUNT_ATTR_NOEXEC,
-}
-_RLIMITS = {
-    "core": resource.RLIMIT_CORE,
-    "cpu": resource.RLIMIT_CPU,
-    "file": resource.RLIMIT_FSIZE,
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "message_queues": resource.RLIMIT_MSGQUEUE,
-    "nice": resource.RLIMIT_NICE,
-    "open_files": resource.RLIMIT_NOFILE,
-    "pending_signals": resource.RLIMIT_SIGPENDING,
-    "processes": resource.RLIMIT_NPROC,
-    "realtime": resource.RLIMIT_RTPRIO,
 }
 
 
@@ -165,12 +153,7 @@ class Jail:
     # --- what the program may use
 
     def step_limits(self, limits: Sequence[tuple[str, int]]) -> None:
-        for name, value in limits:
-            number = _RLIMITS[name]
-            hard = resource.getrlimit(number)[1]
-            if hard != resource.RLIM_INFINITY and value > hard:
-                value = hard
-            resource.setrlimit(number, (value, value))
+        rlimits.apply(limits)
 
     # --- what it may do
 

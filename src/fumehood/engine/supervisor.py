@@ -14,6 +14,7 @@ import time
 from ..guest.wire import DONE
 from . import frames
 from .flags import INTERRUPT, KILL_TREE, TELL_USAGE
+from .procfs import read
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Supervisor:
 
     def rehearse(self) -> None:
         """Touch now what the report will touch: see the runner's."""
-        _read("/proc/sys/kernel/ns_last_pid")
+        read("/proc/sys/kernel/ns_last_pid")
         frames.exited(0, *_usage(self._child, None), self._flags)
 
     def run(self) -> None:
@@ -125,13 +126,13 @@ class Supervisor:
 
     def _has_others(self) -> bool:
         """Whether the program has started processes or threads: cheap, where there is a pid namespace."""
-        return not self._sealed or _read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child
+        return not self._sealed or read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child
 
     def _cpu_ns_of_others(self) -> int:
         """Of what it has started and waited for, and of what is still there. Those we have reaped are counted."""
         ticks = 0
         for pid in self._tree():
-            fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
             if len(fields) > 14:
                 ticks += sum(map(int, fields[13:15] if pid == self._child else fields[11:15]))
         return ticks * 1_000_000_000 // _TICKS
@@ -159,7 +160,7 @@ class Supervisor:
             _send(self._child, signal.SIGKILL)
 
     def _count_tasks(self, tree: list[int]) -> int:
-        return sum(_number_after(_read(f"/proc/{pid}/status"), b"Threads:") for pid in tree)
+        return sum(_number_after(read(f"/proc/{pid}/status"), b"Threads:") for pid in tree)
 
     def _tree(self) -> list[int]:
         return [pid for pid in _processes() if pid != 1] if self._sealed else _descendants(os.getpid())
@@ -204,7 +205,7 @@ def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
     peak_kib = rest.ru_maxrss
     if usage is None:  # it said that it is done and is still there
         cpu_s += _cpu_s(pid)
-        peak_kib = max(peak_kib, _number_after(_read(f"/proc/{pid}/status"), b"VmHWM:"))
+        peak_kib = max(peak_kib, _number_after(read(f"/proc/{pid}/status"), b"VmHWM:"))
     return int(cpu_s * 1e9), peak_kib * 1024
 
 
@@ -222,26 +223,13 @@ def _number_after(text: bytes, name: bytes) -> int:
 
 
 def _resident_bytes(pid: int) -> int:
-    fields = _read(f"/proc/{pid}/statm").split()
+    fields = read(f"/proc/{pid}/statm").split()
     return int(fields[1]) * _PAGE if len(fields) > 1 else 0
 
 
 def _proportional_bytes(pid: int) -> int:
     """A process that hides its maps pays in full for what it shares."""
-    return _number_after(_read(f"/proc/{pid}/smaps_rollup"), b"\nPss:") * 1024 or _resident_bytes(pid)
-
-
-def _read(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 4096)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+    return _number_after(read(f"/proc/{pid}/smaps_rollup"), b"\nPss:") * 1024 or _resident_bytes(pid)
 
 
 def _processes() -> list[int]:
@@ -254,7 +242,7 @@ def _processes() -> list[int]:
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid in _processes():
-        stat = _read(f"/proc/{pid}/stat")
+        stat = read(f"/proc/{pid}/stat")
         fields = stat[stat.rfind(b")") + 2 :].split()
         # Dead is only who has no thread left: the first one may end before the others.
         if len(fields) > 17 and (fields[0] != b"Z" or fields[17] not in (b"0", b"1")):

@@ -11,6 +11,7 @@ import resource
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..errors import SandboxLost
 from ..types import Command, FileStat, Limits
@@ -31,33 +32,30 @@ _graves: queue.SimpleQueue[Volume] = queue.SimpleQueue()
 _undertaker: threading.Thread | None = None
 
 
-def open_volume(
-    root: Root,
-    limits: Limits,
-    datasets: Sequence[tuple[str, str]],
-    packages: str | None,
-    progress: lend.Progress | None,
-) -> Volume:
+class Wanted(NamedTuple):
+    """What a volume should have."""
+
+    limits: Limits
+    datasets: Sequence[tuple[str, str]] = ()  # (name there, path on this machine)
+    packages: str | None = None  # a directory on this machine
+    progress: lend.Progress | None = None
+
+
+def open_volume(root: Root, wanted: Wanted) -> Volume:
     _hire()
     _make_room()
-    group = root.zygote.take_group(limits)
+    group = root.zygote.take_group(wanted.limits)
     try:
         make = _sealed if root.level == "sealed" else _open
-        return make(root, limits, group, datasets, packages, progress)
+        return make(root, wanted, group)
     except BaseException:
         if group is not None:
             group.clear()
         raise
 
 
-def _sealed(
-    root: Root,
-    limits: Limits,
-    group: Group | None,
-    datasets: Sequence[tuple[str, str]],
-    packages: str | None,
-    progress: lend.Progress | None,
-) -> Volume:
+def _sealed(root: Root, wanted: Wanted, group: Group | None) -> Volume:
+    limits, datasets, packages, progress = wanted
     owner = plan.UNPRIVILEGED_ID if root.caller.drops else None
     trees = lend.lend(datasets, packages, reader=owner, disk_bytes=limits.disk_bytes, progress=progress)
     number = next(_numbers)
@@ -89,15 +87,9 @@ def _drop(root: Root, number: int) -> None:
         pass  # and all its volumes with it
 
 
-def _open(
-    root: Root,
-    limits: Limits,
-    group: Group | None,
-    datasets: Sequence[tuple[str, str]],
-    packages: str | None,
-    progress: lend.Progress | None,
-) -> Volume:
+def _open(root: Root, wanted: Wanted, group: Group | None) -> Volume:
     """Without a root of its own: the paths are real ones, and what would be lent is copied."""
+    limits, datasets, packages, progress = wanted
     directory = root.private_directory()
     try:
         private.add_session_parts(directory, root.owner)

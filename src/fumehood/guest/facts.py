@@ -8,7 +8,7 @@ import sys
 
 from . import wire
 from .census import number_after, read
-from .lockdown import LIMITS
+from .rlimits import NUMBERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def facts() -> dict[str, Any]:
         "no_new_privs": number_after(status, b"NoNewPrivs:"),
         "seccomp": number_after(status, b"Seccomp:"),
         "capabilities": {name: _hex_after(status, label) for name, label in sets.items()},
-        "limits": {name: resource.getrlimit(number)[1] for name, number in LIMITS.items()},
+        "limits": {name: resource.getrlimit(number)[1] for name, number in NUMBERS.items()},
         "cgroup": _group(),
         "mounts": _mounts(),
         "interfaces": _interfaces(),

@@ -8,12 +8,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import resource
 import struct
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _PR_SET_DUMPABLE = 4
@@ -21,19 +18,6 @@ _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION = 8
-
-LIMITS = {
-    "core": resource.RLIMIT_CORE,
-    "cpu": resource.RLIMIT_CPU,
-    "file": resource.RLIMIT_FSIZE,
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "message_queues": resource.RLIMIT_MSGQUEUE,
-    "nice": resource.RLIMIT_NICE,
-    "open_files": resource.RLIMIT_NOFILE,
-    "pending_signals": resource.RLIMIT_SIGPENDING,
-    "processes": resource.RLIMIT_NPROC,
-    "realtime": resource.RLIMIT_RTPRIO,
-}
 
 
 def hide() -> None:
@@ -43,15 +27,6 @@ def hide() -> None:
 
 def show() -> None:
     _prctl(_PR_SET_DUMPABLE, 1)
-
-
-def limit(limits: Mapping[str, int]) -> None:
-    for name, value in limits.items():
-        number = LIMITS[name]
-        hard = resource.getrlimit(number)[1]
-        if hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        resource.setrlimit(number, (value, value))
 
 
 def no_new_privileges() -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 
-from . import census, lockdown, runner, wire
+from . import census, lockdown, rlimits, runner, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _be_program(streams: list[int], request: Mapping[str, Any], places: Mapping[
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         step = "limits"
-        lockdown.limit(request["limits"])
+        rlimits.apply(request["limits"].items())
         step = "visible"
         lockdown.show()
         _go_first()

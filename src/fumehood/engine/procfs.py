@@ -1,0 +1,19 @@
+"""Files of /proc, read in one go."""
+
+from __future__ import annotations
+
+import os
+
+
+def read(path: str, size: int = 4096) -> bytes:
+    """What is there; nothing if it is gone or may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, size)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -1,0 +1,32 @@
+"""The limits that the kernel holds for each process. Standard library only."""
+
+from __future__ import annotations
+
+import resource
+
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NUMBERS = {
+    "core": resource.RLIMIT_CORE,
+    "cpu": resource.RLIMIT_CPU,
+    "file": resource.RLIMIT_FSIZE,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "message_queues": resource.RLIMIT_MSGQUEUE,
+    "nice": resource.RLIMIT_NICE,
+    "open_files": resource.RLIMIT_NOFILE,
+    "pending_signals": resource.RLIMIT_SIGPENDING,
+    "processes": resource.RLIMIT_NPROC,
+    "realtime": resource.RLIMIT_RTPRIO,
+}
+
+
+def apply(limits: Iterable[tuple[str, int]]) -> None:
+    """No higher than they are now: that would be refused."""
+    for name, value in limits:
+        number = NUMBERS[name]
+        hard = resource.getrlimit(number)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(number, (value, value))
