@@ -14,7 +14,7 @@ from fumehood.engine.flags import NEWCGROUP, NEWIPC, NEWNET, NEWNS, NEWPID, NEWU
 from fumehood.engine.jail import _ATTRIBUTES, Jail
 from fumehood.engine.layout import Layout
 from fumehood.engine.plan import Caller, CellPlan, ZygotePlan
-from fumehood.guest import rlimits
+from fumehood.guest.rlimits import NUMBERS
 from fumehood.types import LEVELS, Limits
 
 ROOT, USER = Caller(0, 0), Caller(1234, 5678)
@@ -404,7 +404,7 @@ def test_limits_are_the_ones_asked_for_and_known_to_the_kernel() -> None:
     assert found["core"] == 0
     assert found["file"] == LIMITS.file_bytes
     assert found["open_files"] == LIMITS.open_files
-    assert set(found) <= set(rlimits.NUMBERS)
+    assert set(found) <= set(NUMBERS)
     assert "memory" not in found, "an address space limit breaks polars and node"
 
 
