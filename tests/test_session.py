@@ -33,6 +33,7 @@ from fumehood import (
     SessionError,
     open_session,
 )
+from fumehood.backends.base import Sandbox
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.types import Display, Exited, Output
 from support import wait_until
@@ -1096,3 +1097,24 @@ def test_a_stream_keeps_its_session_alive():
     with open_session(fake).stream("x") as stream:
         gc.collect()
         assert list(stream)[-1].exit_code == 0
+
+
+class _Forgetful(FakeBackend):
+    """One that has no sessions: a third party's, say."""
+
+    async def create(self, spec):
+        class OneCommand(Sandbox):
+            async def start(self, command):
+                raise AssertionError(f"{command} is started, with {spec}")
+
+            async def close(self):
+                pass
+
+        return OneCommand()
+
+
+def test_a_backend_without_sessions_is_named_as_the_cause_and_nothing_runs():
+    with open_session(_Forgetful(), start_retries=0, store_code="never") as session:
+        for call in (lambda: session.run("1"), lambda: session.write("/tmp/a", "x"), lambda: session.read("/tmp/a")):
+            with pytest.raises(BackendUnavailable, match="SANDBOX_TYPE=local"):
+                call()

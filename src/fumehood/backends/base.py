@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from ..errors import BackendUnavailable
 from ..types import Command, Display, Exited, FileStat, Limits, Output, Receipt
 
 Event = Output | Display | Exited
@@ -65,6 +66,13 @@ class Process(ABC):
     async def close(self) -> None: ...
 
 
+def keeps_nothing(path: str, *_: object) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"{path} is not to be had: this backend keeps no files from one command to the next, as a session needs;"
+        " set SANDBOX_TYPE=local"
+    )
+
+
 class Sandbox(ABC):
     places: Places = Places()
 
@@ -73,15 +81,15 @@ class Sandbox(ABC):
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         """A regular file's content; FileError `too_large` if there is more than `max_bytes`."""
-        raise NotImplementedError
+        raise keeps_nothing(path, max_bytes)
 
     async def write(self, path: str, data: bytes) -> None:
         """Make or replace a file, with the directories it needs; all of it or nothing."""
-        raise NotImplementedError
+        raise keeps_nothing(path, data)
 
     async def list(self, directory: str) -> list[FileStat]:
         """Regular files beneath, at any depth, without the data directory; a missing directory has none."""
-        raise NotImplementedError
+        raise keeps_nothing(directory)
 
     @abstractmethod
     async def close(self) -> None: ...
