@@ -599,7 +599,8 @@ def test_a_process_without_descriptors_is_told_so():
     program = """
 import os, resource
 from fumehood import EngineFailed, ConfigurationError, open_session
-open_session(isolation="process").run("1")  # what is loaded late is there
+with open_session(isolation="process") as first:
+    first.run("1")  # what is loaded late is there; closed now, not when a thread comes to it
 session = open_session(isolation="process", start_retries=0)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 held = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 import time
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from fumehood.engine.files import Files
-from fumehood.errors import FileError
+from fumehood.errors import EngineFailed, FileError
 
 
 @pytest.fixture
@@ -160,3 +161,21 @@ def test_a_closed_tree_says_so(files):
     files.close()
     files.close()
     assert kind_of(files.read, "/tmp/x", 1) == "missing"
+
+
+def test_a_host_without_descriptors_is_told_so_and_not_that_the_file_is_at_fault(files):
+    files.write("/tmp/x", b"1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                held.append(os.dup(0))
+        with pytest.raises(EngineFailed, match="ulimit -n"):
+            files.read("/tmp/x", 1)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert files.read("/tmp/x", 1) == b"1"

@@ -6,7 +6,8 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from ..errors import FileError
+from ..descriptors import exhausted
+from ..errors import EngineFailed, FileError
 from ..guest.files import Gone, Outside, TooLarge, Tree
 from ..types import FileStat
 
@@ -79,5 +80,8 @@ def our_errors(path: str, max_bytes: int = 0) -> Iterator[None]:
     except TooLarge:
         raise FileError(f"{path} is larger than {max_bytes:,} bytes", "too_large") from None
     except OSError as error:
+        said = exhausted(error)
+        if said is not None:
+            raise EngineFailed(said) from None
         kind, what = _KINDS.get(error.errno or 0, ("denied", f"cannot be used: {error.strerror}"))
         raise FileError(f"{path} {what}", kind) from None
