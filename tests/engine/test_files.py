@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
@@ -169,7 +170,7 @@ def test_a_host_without_descriptors_is_told_so_and_not_that_the_file_is_at_fault
     held = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard))
     try:
-        with pytest.raises(OSError, match="Too many open files"):
+        with contextlib.suppress(OSError):
             while True:
                 held.append(os.dup(0))
         with pytest.raises(EngineFailed, match="ulimit -n"):

@@ -6,6 +6,8 @@ import os
 import signal
 import stat
 import struct
+import subprocess
+import sys
 import time
 
 import pytest
@@ -298,6 +300,20 @@ def test_removing_a_directory_that_is_gone_touches_nothing_above_it(tmp_path):
     private.remove(str(stubborn))
     assert not stubborn.exists()
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("level", ["sealed", "confined", "process"])
+def test_a_session_that_was_dropped_as_the_process_ends_leaves_no_directory(level, tmp_path):
+    code = f"import fumehood; fumehood.open_session(isolation={level!r}, store_code='never').run('1')"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for place in (tmp_path, *tmp_path.parents[:2]):
+        place.chmod(0o755)
+    tmp_path.chmod(0o1777)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    if "IsolationUnavailable" in done.stderr:
+        pytest.skip(f"level {level} is not to be had here")
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path) == []
 
 
 # --- datasets

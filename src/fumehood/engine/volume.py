@@ -26,9 +26,10 @@ from .zygotes import ZygoteGone
 
 _INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
 _DESCRIPTORS = 12
+_BURIED_S = 5.0
 _numbers = itertools.count(1)
 _alive: weakref.WeakSet[Volume] = weakref.WeakSet()
-_graves: queue.SimpleQueue[Volume] = queue.SimpleQueue()
+_graves: queue.SimpleQueue[Volume | None] = queue.SimpleQueue()
 _undertaker: threading.Thread | None = None
 
 
@@ -246,11 +247,14 @@ def _hire() -> None:
 
 
 def _dig() -> None:
-    while True:
-        _graves.get().close()
+    while (volume := _graves.get()) is not None:
+        volume.close()
 
 
 def _close_all() -> None:
+    if _undertaker is not None:
+        _graves.put(None)
+        _undertaker.join(_BURIED_S)  # a directory half removed would stay
     for volume in list(_alive):
         volume.close()
 
