@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import http.client
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,11 +23,9 @@ _IMAGE = "antigravity-sandbox:latest"
 def docker_host() -> str:
     """The address of the tests' own engine, with the runner image in it: these tests end and restart what they find.
 
-    An installed engine is started, and stays up for the next run; `scripts/services stop` ends it.
+    It is started on purpose, not by a test: `scripts/services image`; `scripts/services stop` ends it.
     """
     address = _address()
-    if _get(address, "/_ping") is None and os.geteuid() == 0 and shutil.which("dockerd"):
-        subprocess.run([_SERVICES, "start"], check=True, capture_output=True, timeout=100)
     status = _get(address, f"/images/{_IMAGE}/json")
     if status is None:
         pytest.skip("no Docker engine of the tests' own runs here: sudo scripts/services image")
