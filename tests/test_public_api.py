@@ -340,6 +340,42 @@ def test_the_portal_does_not_wait_for_itself():
         own.run(nested())
 
 
+def test_a_first_call_without_descriptors_says_so_and_the_next_one_works():
+    program = """
+import gc, os, resource, sys
+from fumehood import EngineFailed, open_session
+from fumehood.backends.fake import FakeBackend
+
+session = open_session(FakeBackend(), store_code="never")
+limit = max(map(int, os.listdir("/proc/self/fd"))) + 1
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit + 9, limit + 9))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+for spare in range(3):  # wherever it fails in the making
+    try:
+        print("done", session.run("too early"))
+    except EngineFailed as error:
+        print(error)
+    os.close(held.pop())
+gc.collect()
+for fd in held:
+    os.close(fd)
+print(session.run("late enough").stdout)
+session.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = "this process has no descriptors left (Too many open files): close sessions, or raise the limit: ulimit -n"
+    *refused, last = done.stdout.splitlines()
+    assert (len(refused), last, done.stderr) == (3, "late enough", "")
+    assert all(line.startswith(said) for line in refused)
+
+
 def test_a_program_that_uses_the_portal_ends_by_itself():
     program = "import fumehood; print(fumehood.get_sandbox('fake').check().level)"
     done = subprocess.run(

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from .descriptors import exhausted
+from .errors import EngineFailed
+
 T = TypeVar("T")
 
 _CLEAN_UP_S = 5.0
@@ -25,9 +28,13 @@ class Portal:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Wait for `coroutine`; when the wait is interrupted it is cancelled and given time to clean up."""
-        loop = self._started()
-        if loop is None:
-            return _on_the_spot(coroutine)
+        try:
+            loop = self._started()
+            if loop is None:
+                return _on_the_spot(coroutine)
+        except EngineFailed:
+            coroutine.close()
+            raise
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("this would wait for itself: inside the portal's own loop, await the async method")
@@ -47,7 +54,7 @@ class Portal:
             self._lock, self._loop, self._thread, self._pid = threading.Lock(), None, None, os.getpid()
         with self._lock:
             if self._loop is None:
-                loop = asyncio.new_event_loop()
+                loop = _new_loop()
                 thread = threading.Thread(target=loop.run_forever, name="fumehood-portal", daemon=True)
                 try:
                     thread.start()
@@ -65,8 +72,27 @@ async def _watched(coroutine: Coroutine[Any, Any, T], done: threading.Event) -> 
         done.set()
 
 
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        _check_room()
+        return asyncio.new_event_loop()
+    except OSError as error:
+        raise EngineFailed(exhausted(error) or f"no event loop can be started: {error}") from error
+
+
+def _check_room() -> None:
+    """First, because a loop that finds no descriptors for itself complains again when it is collected."""
+    room: list[int] = []
+    try:
+        room += os.pipe()
+        room += os.pipe()
+    finally:
+        for fd in room:
+            os.close(fd)
+
+
 def _on_the_spot(coroutine: Coroutine[Any, Any, T]) -> T:
-    loop = asyncio.new_event_loop()
+    loop = _new_loop()
     try:
         return loop.run_until_complete(coroutine)
     finally:
