@@ -8,6 +8,7 @@ from typing import Any, Literal, Optional
 
 import pytest
 
+from fumehood import open_session
 from fumehood.backends.fake import FakeBackend
 from fumehood.errors import ConfigurationError
 from fumehood.tools import Toolbox, ToolCategory
@@ -286,13 +287,37 @@ def test_what_belongs_to_another_user_is_refused(toolbox):
         toolbox()
 
 
-@pytest.mark.parametrize("missing", ["nowhere", "file"])
-def test_a_directory_that_is_none_is_an_error(tmp_path, monkeypatch, missing):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere", "does not exist. Make it, outside the working directory"),
+        ("work/nowhere", "does not exist. Make it, outside the working directory"),
+        ("file", "is not a directory"),
+        ("work/file", "is not a directory"),
+        ("file/beneath", "cannot be read: Not a directory"),
+    ],
+)
+def test_a_directory_that_is_none_is_an_error(tmp_path, monkeypatch, name, why):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="SANDBOX_TOOLS_DIR"):
-        Toolbox(type=FakeBackend(), tools_dir=str(tmp_path / missing))
+    (tmp_path / "work" / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=why):
+        Toolbox(type=FakeBackend(), tools_dir=str(tmp_path / name))
+
+
+def test_an_error_names_who_named_the_directory(tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match=r"^tools_dir = '/nowhere' \(from argument tools_dir\) "):
+        Toolbox(type=FakeBackend(), tools_dir="/nowhere")
+    monkeypatch.setenv("SANDBOX_TOOLS_DIR", "/nowhere")
+    with pytest.raises(ConfigurationError, match=r"\(from environment SANDBOX_TOOLS_DIR\)"):
+        Toolbox(type=FakeBackend())
+    monkeypatch.delenv("SANDBOX_TOOLS_DIR")
+    (tmp_path / "fumehood").mkdir()
+    (tmp_path / "fumehood" / "config.yaml").write_text("tools_dir: /nowhere\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"\(from .*/config\.yaml\)"), open_session(FakeBackend()) as session:
+        Toolbox(session=session)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class AsyncSession:
     ) -> None:
         given = type if isinstance(type, Backend) else None
         name = None if given is not None else type
-        self.settings = config.load({"type": name, "require": require, **settings}).settings
+        self.settings, self.origins = config.load({"type": name, "require": require, **settings})
         self.session_id = _id("session_id", session_id)
         run_id, sources, wanted = _id("run_id", run_id), sets.resolved(datasets), _requirements(requirements)
         self._calls = Calls(

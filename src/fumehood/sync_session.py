@@ -57,6 +57,11 @@ class Session:
         return self._session.settings
 
     @property
+    def origins(self) -> Mapping[str, str]:
+        """Where each setting came from."""
+        return self._session.origins
+
+    @property
     def backend_name(self) -> str:
         """Where it runs."""
         return self._session.backend_name

@@ -39,9 +39,13 @@ class Toolbox:
         self._session = session or open_session(
             type, require, datasets, session_id, requirements, io_handler=io_handler, **settings
         )
-        found = user_tools.load(self._session.settings.tools_dir, frozenset(tool.name for tool in TABLE))
+        found = user_tools.load(
+            self._session.settings.tools_dir,
+            frozenset(tool.name for tool in TABLE),
+            self._session.origins["tools_dir"],
+        )
         self.tools: dict[str, Tool] = {tool.name: tool for tool in (*TABLE, *found.tools)}
-        self.problems = found.problems  # what of SANDBOX_TOOLS_DIR could not be used
+        self.problems = found.problems  # what of `tools_dir` could not be used
         self._facts: Facts | None = None
         self._lock = threading.Lock()
 

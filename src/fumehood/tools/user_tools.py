@@ -37,14 +37,14 @@ class Found(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def load(directory: str | None, taken: frozenset[str]) -> Found:
-    """Every tool in `directory`; a name that is in use already is an error."""
+def load(directory: str | None, taken: frozenset[str], origin: str) -> Found:
+    """Every tool in `directory`, which `origin` named; a name that is in use already is an error."""
     if directory is None:
         return Found()
     found: dict[str, Tool] = {}
     homes: dict[str, str] = dict.fromkeys(taken, "fumehood itself")
     problems: list[str] = []
-    for path in _files(_checked(directory)):
+    for path in _files(_checked(directory, origin)):
         name = os.path.basename(path)
         try:
             module = _module(path)
@@ -62,25 +62,25 @@ def load(directory: str | None, taken: frozenset[str]) -> Found:
         import logging
 
         for problem in problems:
-            logging.getLogger("fumehood.tools").warning("a tool of SANDBOX_TOOLS_DIR is left out: %s", problem)
+            logging.getLogger("fumehood.tools").warning("a tool of %s is left out: %s", directory, problem)
     return Found(tuple(found.values()), tuple(problems))
 
 
-def _checked(directory: str) -> str:
+def _checked(directory: str, origin: str) -> str:
     """The real path of a directory that only its user can have filled."""
-    what = f"SANDBOX_TOOLS_DIR = {directory!r}"
+    what = f"tools_dir = {directory!r} (from {origin})"
     if not os.path.isabs(directory):
         raise ConfigurationError(
             f"{what} is relative: an agent could have made that directory where you happen to be. Name it absolutely."
         )
     real = os.path.realpath(directory)
-    if _by_working_directory(directory):
-        raise ConfigurationError(
-            f"{what} is in the working directory, where an agent could plant a tool. Move it, or start elsewhere."
-        )
     try:
         if not stat.S_ISDIR(os.stat(real).st_mode):
-            raise ConfigurationError(f"{what} is not a directory.")
+            raise ConfigurationError(f"{what} is not a directory. Name one, or leave the setting out.")
+        if _by_working_directory(directory):
+            raise ConfigurationError(
+                f"{what} is in the working directory, where an agent could plant a tool. Move it, or start elsewhere."
+            )
         _refuse_foreign(os.stat(real), what)
         parent = real
         while parent != "/":
@@ -88,8 +88,14 @@ def _checked(directory: str) -> str:
             mode = os.stat(parent).st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 raise ConfigurationError(f"{what} is beneath {parent}, which everyone may write to. Move it.")
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{what} does not exist. Make it, outside the working directory, or leave the setting out."
+        ) from None
     except OSError as error:
-        raise ConfigurationError(f"{what} cannot be read: {error.strerror}. Make it, or unset the setting.") from None
+        raise ConfigurationError(
+            f"{what} cannot be read: {error.strerror}. Mend that, or leave the setting out."
+        ) from None
     return real
 
 
