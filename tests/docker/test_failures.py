@@ -83,7 +83,7 @@ except Exception as error:
 def test_a_missing_image_names_the_command_that_builds_it() -> None:
     said = refusal(docker_image="no-such-image:latest")
     assert "BackendUnavailable" in said
-    assert "docker build -t antigravity-sandbox:latest ." in said
+    assert "`fumehood image build`" in said
 
 
 @pytest.mark.usefixtures("docker")

@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import ssl
+from collections.abc import AsyncIterable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -25,7 +26,7 @@ _REFUSALS: tuple[tuple[str, type[FumehoodError], str], ...] = (  # what it says,
     (
         r"no such image",
         BackendUnavailable,
-        "{said}: build it in a checkout of fumehood (docker build -t antigravity-sandbox:latest .) or set DOCKER_IMAGE",
+        "{said}: build it with `fumehood image build`, or set DOCKER_IMAGE",
     ),
     (
         r"client version .* is too (old|new)",
@@ -132,6 +133,25 @@ class Client:
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
             raise self.unreachable(error) from error
         return reader, writer
+
+    async def build(
+        self, context: AsyncIterable[bytes], params: Mapping[str, str], tell: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """An image from a tar; `tell` hears each message. As long as a step takes, the engine may say nothing."""
+        timeout, content_type = httpx2.Timeout(None, connect=_CONNECT_S), {"Content-Type": "application/x-tar"}
+        rest = b""
+        try:
+            async with self._http.stream(
+                "POST", self._versioned("/build"), params=params, content=context, headers=content_type, timeout=timeout
+            ) as response:
+                if not response.is_success:
+                    raise Refused(response.status_code, _message(await response.aread()))
+                async for part in response.aiter_bytes():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in filter(None, map(bytes.strip, lines)):
+                        tell(json.loads(line))
+        except httpx2.TransportError as error:
+            raise self.unreachable(error) from error
 
     async def close(self) -> None:
         await self._http.aclose()

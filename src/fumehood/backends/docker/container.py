@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ...config import Settings
-from ...errors import BackendError, EngineFailed, FumehoodError
+from ...errors import BackendError, BackendUnavailable, EngineFailed, FumehoodError
 from ...guest import wire
 from ...types import Limits, Receipt
 from . import body, receipt
@@ -19,7 +19,7 @@ from .link import Link
 _HELLO_S = 30.0
 _FATE_S = 3.0
 _TRIES, _TRY_S = 10, 0.05  # to remove what may be in the making
-_REBUILD = "in a checkout of this version: docker build -t antigravity-sandbox:latest ."
+_REBUILD = "build it again with `fumehood image build`"
 
 
 class Container:
@@ -112,7 +112,7 @@ class Container:
                 raise
             await self._explain(image, limits)
         if not isinstance(hello, dict) or hello.get("protocol") != wire.PROTOCOL:
-            raise EngineFailed(f"the image {image} is of another version of fumehood: {_REBUILD}")
+            raise BackendUnavailable(f"the image {image} is of another version of fumehood: {_REBUILD}")
         self.inside = hello
 
     async def _explain(self, image: str, limits: Limits) -> None:
@@ -124,7 +124,7 @@ class Container:
             )
         said = self.link.said.splitlines()
         why = f" ({said[-1][:300]})" if said else ""
-        raise EngineFailed(f"the image {image} has no guest that starts{why}: {_REBUILD}")
+        raise BackendUnavailable(f"the image {image} has no guest that starts{why}: {_REBUILD}")
 
     async def _look(self) -> str | None:
         try:
