@@ -7,51 +7,53 @@ import pytest
 from fumehood import BadArgument, FileError
 from fumehood.edits import MAX_BYTES, check, edited, occurrences, replace_once
 
+NOT_FOUND = "old_string not found in /tmp/a: read the file, and copy the passage as it stands there"
+
 
 def test_the_one_match_is_replaced_and_every_other_byte_stays():
-    assert edited(b"a\r\nb = 3\r\n\tc \r", "b = 3", "b = 5") == b"a\r\nb = 5\r\n\tc \r"
+    assert edited(b"a\r\nb = 3\r\n\tc \r", "b = 3", "b = 5", "/tmp/a") == b"a\r\nb = 5\r\n\tc \r"
 
 
 def test_a_byte_order_mark_and_the_missing_last_newline_stay():
-    assert edited("\ufeffx = 1".encode(), "1", "2") == "\ufeffx = 2".encode()
+    assert edited("\ufeffx = 1".encode(), "1", "2", "/tmp/a") == "\ufeffx = 2".encode()
 
 
 def test_the_replacement_may_hold_the_old_text_and_may_be_empty():
-    assert replace_once("abc", "b", "bbb") == "abbbc"
-    assert replace_once("abc", "b", "") == "ac"
+    assert replace_once("abc", "b", "bbb", "/tmp/a") == "abbbc"
+    assert replace_once("abc", "b", "", "/tmp/a") == "ac"
 
 
 @pytest.mark.parametrize(
     ("text", "old", "message"),
     [
-        ("abc", "x", "old_string not found"),
-        ("abc", "ABC", "old_string not found"),
-        ("a\r\nb", "a\nb", "old_string not found"),
+        ("abc", "x", NOT_FOUND),
+        ("abc", "ABC", NOT_FOUND),
+        ("a\r\nb", "a\nb", NOT_FOUND),
         ("aba", "a", "old_string found 2 times - not unique. Include more context."),
         ("aaa", "aa", "old_string found 2 times - not unique. Include more context."),
         ("abababa", "aba", "old_string found 3 times - not unique. Include more context."),
-        ("abc", "", "old_string is empty"),
-        ("", "", "old_string is empty"),
+        ("abc", "", "old_string is empty: must be a passage of the file"),
+        ("", "", "old_string is empty: must be a passage of the file"),
     ],
 )
 def test_anything_but_one_match_is_an_error_in_the_documented_words(text, old, message):
     with pytest.raises(FileError) as caught:
-        replace_once(text, old, "new")
+        replace_once(text, old, "new", "/tmp/a")
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"caf\xe9", b"\x80", b"PNG\0\0", b"\xed\xa0\x80"])
 def test_a_binary_file_is_not_edited(data):
     with pytest.raises(FileError, match="Not a text file") as caught:
-        edited(data, "a", "b")
+        edited(data, "a", "b", "/tmp/a")
     assert caught.value.kind == "not_text"
 
 
 def test_the_result_may_have_five_megabytes_and_not_one_byte_more():
     base = b"x" * (MAX_BYTES - 1) + b"y"
-    assert len(edited(base, "y", "z")) == MAX_BYTES
+    assert len(edited(base, "y", "z", "/tmp/a")) == MAX_BYTES
     with pytest.raises(FileError, match=f"{MAX_BYTES + 1} bytes, at most {MAX_BYTES}") as caught:
-        edited(base, "y", "zz")
+        edited(base, "y", "zz", "/tmp/a")
     assert caught.value.kind == "too_large"
 
 

@@ -17,27 +17,29 @@ def check(old: object, new: object) -> None:
             raise BadArgument(f"{name} cannot be written as UTF-8: it holds a lone surrogate; remove it")
 
 
-def edited(data: bytes, old: str, new: str) -> bytes:
-    """A file's content with the one occurrence of `old` replaced; every other byte stays as it is."""
+def edited(data: bytes, old: str, new: str, path: str) -> bytes:
+    """The content of the file at `path` with the one occurrence of `old` replaced; every other byte stays as it is."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise FileError("Not a text file: must be UTF-8", kind="not_text") from None
     if "\0" in text:
         raise FileError("Not a text file: it holds NUL bytes", kind="not_text")
-    result = replace_once(text, old, new).encode()
+    result = replace_once(text, old, new, path).encode()
     if len(result) > MAX_BYTES:
         raise FileError(f"File too large: {len(result)} bytes, at most {MAX_BYTES}", kind="too_large")
     return result
 
 
-def replace_once(text: str, old: str, new: str) -> str:
+def replace_once(text: str, old: str, new: str, path: str) -> str:
     """`text` with `old` replaced, which must be there exactly once, overlapping matches counted."""
     if not old:
-        raise FileError("old_string is empty", kind="no_match")
+        raise FileError("old_string is empty: must be a passage of the file", kind="no_match")
     count = occurrences(text, old)
     if count == 0:
-        raise FileError("old_string not found", kind="no_match")
+        raise FileError(
+            f"old_string not found in {path}: read the file, and copy the passage as it stands there", kind="no_match"
+        )
     if count > 1:
         raise FileError(f"old_string found {count} times - not unique. Include more context.", kind="not_unique")
     return text.replace(old, new, 1)

@@ -152,7 +152,7 @@ class AsyncSession:
         edits.check(old_string, new_string)
 
         async def edit(sandbox: Sandbox, where: str) -> int:
-            data = edits.edited(await sandbox.read(where, edits.MAX_BYTES), old_string, new_string)
+            data = edits.edited(await sandbox.read(where, edits.MAX_BYTES), old_string, new_string, where)
             await sandbox.write(where, data)
             return len(data)
 
@@ -167,7 +167,7 @@ class AsyncSession:
             raise BadArgument("max_bytes must be a whole number, 0 or more")
         async with self._calls.turn():
             sandbox = await self._calls.sandbox()
-            return await sandbox.read(paths.checked(path, sandbox.places), max_bytes)
+            return await sandbox.read(paths.checked_directory(path, sandbox.places), max_bytes)  # it says what is one
 
     async def files(self, directory: str | None = None) -> list[FileStat]:
         """The regular files, or those beneath one directory; datasets are not among them."""
@@ -176,7 +176,10 @@ class AsyncSession:
             if directory is None:
                 found = list((await listing(sandbox)).values())
             else:
-                found = await sandbox.list(paths.checked_directory(directory, sandbox.places))
+                where = paths.checked_directory(directory, sandbox.places)
+                found = await sandbox.list(where)
+                if not found and where not in sandbox.places.all:
+                    await _check_directory(sandbox, where)
             return sorted(found)
 
     async def check(self) -> Receipt:
@@ -210,6 +213,18 @@ class AsyncSession:
 
     def _python(self, code: object, timeout: float | None) -> Plan:
         return self._calls.planner.program(self.backend_name, code, "python", timeout, keeps_state=True)
+
+
+async def _check_directory(sandbox: Sandbox, where: str) -> None:
+    """Where nothing is listed there may be no such directory."""
+    try:
+        await sandbox.read(where, 0)
+    except FileError as error:
+        if error.kind == "directory":
+            return
+        if error.kind != "too_large":
+            raise
+    raise FileError(f"{where} is a file: name a directory, or read it", "special")
 
 
 def _id(what: str, given: object) -> str:

@@ -102,7 +102,6 @@ BAD_PATHS = [
     "/workspace/./a",
     "/workspace//a",
     "/workspace/a/",
-    "/workspace",
     "/tmp/",
     "/",
     "",
@@ -158,6 +157,20 @@ def test_a_missing_file_is_missing(session: Kept) -> None:
     assert session.files() == []
 
 
+def test_a_missing_directory_is_missing_and_an_empty_place_is_empty(session: Kept) -> None:
+    for place in ("/workspace", "/tmp", "/tmp/data", "/tmp/output"):
+        assert session.files(place) == []
+    for missing in ("/workspace/nope", "/tmp/nope/deeper/"):
+        with pytest.raises(errors.FileError, match=r"does not exist; files\(\) lists") as caught:
+            session.files(missing)
+        assert caught.value.kind == "missing"
+    session.write("/workspace/a", "1")
+    session.write("/workspace/empty", "")
+    for file in ("/workspace/a", "/workspace/empty"):
+        with pytest.raises(errors.FileError, match="is a file: name a directory, or read it"):
+            session.files(file)
+
+
 def test_a_directory_is_no_file(session: Kept) -> None:
     session.write("/workspace/d/a", "1")
     for call in (
@@ -167,6 +180,11 @@ def test_a_directory_is_no_file(session: Kept) -> None:
     ):
         assert kind_of(call) == "directory"
     assert session.read("/workspace/d/a") == b"1"
+    assert kind_of(lambda: session.write("/workspace", "x")) == "invalid"
+    assert kind_of(lambda: session.edit("/workspace", "a", "b")) == "invalid"
+    for directory in ("/workspace/d", "/workspace", "/tmp"):
+        with pytest.raises(errors.FileError, match=r"is a directory; name a file in it, files\(\) lists them"):
+            session.read(directory)
 
 
 def test_a_file_that_is_too_large_is_not_read_or_written(session: Kept) -> None:
@@ -188,12 +206,13 @@ def test_an_edit_of_more_than_five_megabytes_is_refused(session: Kept) -> None:
     assert session.read("/tmp/a").startswith(b"newx")
 
 
+NO_MATCH = "old_string not found in {tmp}/a: read the file, and copy the passage as it stands there"
 BAD_EDITS = [
-    (b"abc", "", "old_string is empty", "no_match"),
-    (b"abc", "z", "old_string not found", "no_match"),
+    (b"abc", "", "old_string is empty: must be a passage of the file", "no_match"),
+    (b"abc", "z", NO_MATCH, "no_match"),
     (b"aXbXcX", "X", "old_string found 3 times - not unique. Include more context.", "not_unique"),
     (b"aaa", "aa", "old_string found 2 times - not unique. Include more context.", "not_unique"),
-    (b"a\r\nb", "a\nb", "old_string not found", "no_match"),
+    (b"a\r\nb", "a\nb", NO_MATCH, "no_match"),
     (b"a\xffb", "a", "Not a text file: must be UTF-8", "not_text"),
     (b"a\0b", "a", "Not a text file: it holds NUL bytes", "not_text"),
     ("é".encode("latin-1"), "é", "Not a text file: must be UTF-8", "not_text"),
@@ -205,7 +224,7 @@ def test_an_edit_that_does_not_fit_changes_nothing(session: Kept) -> None:
         session.write("/tmp/a", content)
         with pytest.raises(errors.FileError) as caught:
             session.edit("/tmp/a", old, "new")
-        assert (str(caught.value), caught.value.kind) == (message, kind)
+        assert (str(caught.value), caught.value.kind) == (message.format(tmp=session.places.tmp), kind)
         assert session.read("/tmp/a") == content
 
 

@@ -48,6 +48,10 @@ class Places(NamedTuple):
     def output(self) -> str:
         return f"{self.tmp}/output"
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.workspace, self.tmp, self.data, self.output
+
 
 class Process(ABC):
     receipt: Receipt  # valid from the moment `start` returned

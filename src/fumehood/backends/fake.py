@@ -217,10 +217,10 @@ class FakeSandbox(Sandbox):
         self._alive()
         self._refuse_special(path)
         if path not in self.files:
-            raise FileError(f"No such file: {path}", kind="missing")
+            raise FileError(f"{path} does not exist; files() lists what is there", kind="missing")
         data = self.files[path]
         if len(data) > max_bytes:
-            raise FileError(f"File too large: {path} has more than {max_bytes} bytes", kind="too_large")
+            raise FileError(f"{path} is larger than {max_bytes:,} bytes; take parts of it with exec", kind="too_large")
         return data
 
     async def write(self, path: str, data: bytes) -> None:
@@ -254,7 +254,8 @@ class FakeSandbox(Sandbox):
             raise SandboxLost("the sandbox is gone")
 
     def _refuse_special(self, path: str) -> None:
-        if any(name.startswith(f"{path}/") for name in self.files):
-            raise FileError(f"Is a directory: {path}", kind="directory")
+        places = self.places
+        if path in (places.workspace, places.tmp) or any(name.startswith(f"{path}/") for name in self.files):
+            raise FileError(f"{path} is a directory; name a file in it, files() lists them", kind="directory")
         if any(path == name or path.startswith(f"{name}/") for name in self.specials):
-            raise FileError(f"Not a regular file: {path}", kind="special")
+            raise FileError(f"{path} is not a regular file; what is in it can be had with exec alone", kind="special")

@@ -13,10 +13,10 @@ from ..types import FileStat
 
 _KINDS = {
     errno.ENOENT: ("missing", "does not exist; files() lists what is there"),
-    errno.ENOTDIR: ("special", "goes through something that is not a directory, or through a symbolic link"),
-    errno.ELOOP: ("special", "is a symbolic link, which is not followed from outside the sandbox"),
-    errno.EISDIR: ("directory", "is a directory"),
-    errno.ENXIO: ("special", "is not a regular file"),
+    errno.ENOTDIR: ("special", "goes through a file or a symbolic link; name the file itself"),
+    errno.ELOOP: ("special", "is a symbolic link, which is not followed from outside; name the file itself"),
+    errno.EISDIR: ("directory", "is a directory; name a file in it, files() lists them"),
+    errno.ENXIO: ("special", "is not a regular file; what is in it can be had with exec alone"),
     errno.ENAMETOOLONG: ("invalid", "is too long"),
     errno.ENOSPC: ("full", "does not fit: the sandbox's disk is full (SANDBOX_DISK_MB, SANDBOX_INODES)"),
     errno.EDQUOT: ("full", "does not fit: the disk quota is used up"),
@@ -78,7 +78,7 @@ def our_errors(path: str, max_bytes: int = 0) -> Iterator[None]:
     except Gone:
         raise FileError("the sandbox is gone and its files with it", "missing") from None
     except TooLarge:
-        raise FileError(f"{path} is larger than {max_bytes:,} bytes", "too_large") from None
+        raise FileError(f"{path} is larger than {max_bytes:,} bytes; take parts of it with exec", "too_large") from None
     except OSError as error:
         said = exhausted(error)
         if said is not None:

@@ -21,6 +21,7 @@ FILE_ERRORS = {
     "denied": "Permission denied: must be a file that may be changed",
     "not_text": "Not a text file: must be UTF-8",
 }
+_TEXTS = {**FILE_ERRORS, "no_match": "old_string not found"}
 
 EXEC_FILES = "Code executed successfully. {count} output files created. Consider using 'complete' to present results."
 EXEC_NO_FILES = "Code executed but no outputs in {output}/. Verify script saves results."
@@ -91,7 +92,7 @@ def failure(tool: str, error: Exception) -> Failure:
     """One of our errors as a model is told of it."""
     if isinstance(error, errors.FileError) and tool in _FILE_HINTS:
         said = str(error)
-        text = said if ": must " in said or error.kind == "invalid" else FILE_ERRORS.get(error.kind, said)
+        text = said if ": must " in said or error.kind == "invalid" else _TEXTS.get(error.kind, said)
         hint = _FILE_HINTS[tool].get(error.kind, "The file cannot be used. Check its path with sandbox_exec.")
         return Failure(text, 2, hint)
     for kind, exit_code, hint in _FAILURES:
