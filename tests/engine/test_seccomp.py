@@ -273,6 +273,19 @@ def test_no_realtime_scheduling(judge: Judge) -> None:
         assert judge("sched_setscheduler", 0, HIGH | policy) == "EPERM"
 
 
+def test_nobody_is_scheduled_but_oneself(judge: Judge) -> None:
+    for pid in (1, 4711, -1):
+        assert judge("sched_setscheduler", pid, 0) == judge("sched_setparam", pid, 0x7FFE0000) == "EPERM"
+        assert judge("sched_setaffinity", pid, 8, 0x7FFE0000) == "EPERM"
+        assert judge("setpriority", 0, pid, 19) == judge("ioprio_set", 1, pid, 0) == "EPERM"
+    assert judge("sched_setaffinity", HIGH, 8, 0x7FFE0000) == judge("sched_setparam", 0, 0x7FFE0000) == "allow"
+    assert judge("setpriority", 0, HIGH, 19) == judge("ioprio_set", 1, 0, 0) == "allow"
+    for group_or_user in (1, 2):
+        assert judge("setpriority", group_or_user, 0, 19) == "EPERM"
+    for group_or_user in (2, 3):
+        assert judge("ioprio_set", group_or_user, 0, 0) == "EPERM"
+
+
 # On the real kernel.
 
 

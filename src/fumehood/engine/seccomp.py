@@ -35,9 +35,9 @@ _MEMORY = """
 _PROCESSES = """
     fork vfork execve execveat exit exit_group wait4 waitid getpid getppid gettid getpgid getpgrp setpgid getsid setsid
     pidfd_open pidfd_send_signal set_tid_address set_robust_list rseq arch_prctl futex futex_waitv
-    sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_setparam sched_getscheduler sched_getattr
+    sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_getattr
     sched_get_priority_max sched_get_priority_min sched_rr_get_interval getcpu
-    getpriority setpriority ioprio_get ioprio_set getrlimit setrlimit getrusage
+    getpriority ioprio_get getrlimit setrlimit getrusage
 """
 _IDS = """
     getuid geteuid getgid getegid getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid
@@ -89,6 +89,7 @@ _PRCTLS = (
 )
 _SCHEDULERS = (0, 3, 5)  # OTHER, BATCH, IDLE: no realtime
 _RESET_ON_FORK = 0x40000000
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _FILE_TYPES = (0, 0o010000, 0o100000, 0o140000)  # regular (twice), FIFO, socket: no devices
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
@@ -184,6 +185,7 @@ def _socket(can_open_network: bool) -> _Code:
 def _checked(can_open_network: bool) -> dict[str, _Code]:
     options = {level: _arg(2) + _one_of(names, _EPERM, _ALLOW) for level, names in _SOCKET_OPTIONS_REFUSED.items()}
     reads_limits = _arg(2) + _branch(_JEQ, 0, _load(16 + 8 * 2 + 4) + _branch(_JEQ, 0, _ALLOW, _EPERM), _EPERM)
+    policy = _only(_arg(1, mask=0xFFFFFFFF ^ _RESET_ON_FORK), _SCHEDULERS)
     return {
         "clone": _arg(0) + _branch(_JSET, _NAMESPACES, _EPERM, _ALLOW),
         "clone3": _ENOSYS,  # its flags are behind a pointer; libc falls back to clone
@@ -196,7 +198,12 @@ def _checked(can_open_network: bool) -> dict[str, _Code]:
         "mknodat": _only(_arg(2, mask=0o170000), _FILE_TYPES),
         "prctl": _only(_arg(0), _PRCTLS),
         "prlimit64": _arg(0) + _branch(_JEQ, 0, _ALLOW, reads_limits),  # one's own: those of PID 1 are not for setting
-        "sched_setscheduler": _only(_arg(1, mask=0xFFFFFFFF ^ _RESET_ON_FORK), _SCHEDULERS),
+        # One's own alone, by the name 0: PID 1 and who else has our user id would starve as idle, or on one CPU.
+        "sched_setaffinity": _only(_arg(0), (0,)),
+        "sched_setparam": _only(_arg(0), (0,)),
+        "sched_setscheduler": _arg(0) + _branch(_JEQ, 0, policy, _EPERM),
+        "setpriority": _arg(0) + _branch(_JEQ, _PRIO_PROCESS, _only(_arg(1), (0,)), _EPERM),
+        "ioprio_set": _arg(0) + _branch(_JEQ, _IOPRIO_WHO_PROCESS, _only(_arg(1), (0,)), _EPERM),
     }
 
 
