@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fumehood.cli import history
+from fumehood.cli.main import main
 from fumehood.errors import BadArgument, RecordsError
 from fumehood.records import Store, build
 from fumehood.types import ExecutionResult
@@ -229,10 +230,10 @@ def test_show_tells_not_found_from_ambiguous(directory: Path, capsys: pytest.Cap
     save(directory, "abc1")
     save(directory, "abc2")
     capsys.readouterr()
-    assert call("show", "abc") == 2
+    assert main(["show", "abc"]) == 2
     assert "fits 2 executions: abc2, abc1" in capsys.readouterr().err
     for unknown in ("nothing", "", "../../etc/passwd"):
-        assert call("show", unknown) == 1
+        assert main(["show", unknown]) == 2
     assert "`fumehood history` lists what is" in capsys.readouterr().err
 
 
@@ -276,7 +277,7 @@ def test_nothing_that_a_program_wrote_can_drive_the_terminal(
     for words in (["history"], ["show", "latest"], ["history", "--json"], ["show", "latest", "--json"], ["show", "id"]):
         assert call(*words) == 0
     save(directory, f"id{EVIL}2")
-    assert call("show", "id") == 2
+    assert main(["show", "id"]) == 2
     path = next(directory.glob("2*.json"))
     path.write_text(path.read_text().replace('"sequence":1', '"sequence":"\\u001b[2J"'))
     call("history")
@@ -346,5 +347,7 @@ def test_the_commands_work_from_the_shell(directory: Path) -> None:
     assert "aaa" in fumehood("history").stdout
     assert json.loads(fumehood("show", "aaa", "--json").stdout)["execution_id"] == "aaa"
     assert fumehood("verify").returncode == 0
-    assert fumehood("show", "zzz").returncode == 1
+    unknown = fumehood("show", "zzz", "--json")
+    assert (unknown.returncode, json.loads(unknown.stdout)["error"]["exit_code"]) == (2, 2)
+    assert fumehood("replay", "zzz").returncode == 2
     assert fumehood("history", "--keep", "1").returncode == 2

@@ -17,7 +17,7 @@ from ..errors import BadArgument
 from ..records.head import stamp
 from . import history_view, terminal
 
-NOTHING_FOUND, BROKEN, AMBIGUOUS = 1, 1, 2
+NOTHING_FOUND, BROKEN = 1, 1
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -38,7 +38,12 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     prune.add_argument("--max-mb", type=_size, metavar="MB", help="remove until the rest fits")
     _finish(history, list_records)
 
-    show = subparsers.add_parser("show", help="show one stored execution", description="Show one stored execution.")
+    show = subparsers.add_parser(
+        "show",
+        help="show one stored execution",
+        description="Show one stored execution.",
+        epilog="exit code: 0; 1 it is broken, or nothing is stored; 2 usage, or the id fits none or several.",
+    )
     show.add_argument("id", metavar="ID", help="execution id, hash or file name, or its beginning; or: latest")
     _finish(show, show_record)
 
@@ -86,14 +91,16 @@ def show_record(args: argparse.Namespace) -> int:
     directory = records_directory(args)
     found = list(_first(records.load_all(directory))) if args.id == "latest" else records.find(directory, args.id)
     if not found or not args.id:
-        what = "no execution" if args.id == "latest" else f"no execution that begins with {args.id!r}"
-        terminal.error(f"{what} is stored in {directory}; `fumehood history` lists what is")
-        return NOTHING_FOUND
+        if args.id == "latest":
+            terminal.error(f"no execution is stored in {directory}{_why_empty(args)}")
+            return NOTHING_FOUND
+        raise BadArgument(
+            f"no execution that begins with {args.id!r} is stored in {directory}; `fumehood history` lists what is"
+        )
     if len(found) > 1:
         names = ", ".join(terminal.safe(str((e.record or {}).get("execution_id") or e.name)) for e in found[:5])
         more = ", …" if len(found) > 5 else ""
-        terminal.error(f"{args.id!r} fits {len(found)} executions: {names}{more}; give more of it")
-        return AMBIGUOUS
+        raise BadArgument(f"{args.id!r} fits {len(found)} executions: {names}{more}; give more of it")
     (entry,) = found
     if entry.record is None:
         terminal.error(f"{directory / entry.name} cannot be read: {entry.error}")

@@ -43,8 +43,11 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = subparsers.add_parser(
         "shell",
         help="type Python into a sandbox that remembers",
-        description="Type Python into a sandbox that keeps its variables and files. Reads from a pipe too.",
-        epilog="exit code: from a pipe, that of the last run that failed, else 0; 2 usage; 78 bad configuration.",
+        description="Type Python into a sandbox that keeps its variables and files. From a pipe or a file it reads "
+        "the same lines without prompts and history: each statement runs when it is complete, and after one that "
+        "failed the next one runs.",
+        epilog="exit code: 0 from a terminal; else that of the last line that failed, 0 if none did, 130 after Ctrl-C, "
+        "which ends the reading; 2 usage; 78 bad configuration; 125, 126 no sandbox.",
     )
     one_shot.add_sandbox_options(parser)
     parser.add_argument("--timeout", metavar="S", type=float, help="seconds each run may take (SANDBOX_TIMEOUT_SEC)")
