@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from . import config, registry
+from . import config
 from .backends.base import Backend, DirectBackend
 from .config import Settings
 from .errors import BackendUnavailable, BadArgument, SandboxLost
 from .execution import not_run, run, run_direct
+from .fallback import UNAVAILABLE, open_chosen
 from .planning import Plan, Planner
 from .steps import LOST_EXIT_CODE, Steps
 from .types import ExecutionResult, Receipt
@@ -41,7 +43,7 @@ class OneShot:
     def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
         self.settings = settings
         self._owns = backend is None
-        self._backend = backend or registry.open_backend(settings)
+        self._backend, self._spare = open_chosen(settings) if backend is None else (backend, None)
         self._planner = Planner(settings)
         self._steps = Steps(settings)
         self._lock = threading.Lock()
@@ -64,17 +66,20 @@ class OneShot:
     ) -> ExecutionResult:
         """Run `code` to its end or its `timeout` in seconds. Setting `cancel` from another thread ends it."""
         plan = self._plan(code, language, timeout, stdin, args, env, files, cancel)
-        result = self._steps.screened(plan)
-        if result is None:
-            with self._losses_recorded(plan, language):
-                if requirements:
-                    result = _portal_run(self._run_with(plan, requirements))
-                elif hasattr(self._backend, "start_direct"):
-                    result = run_direct(cast("DirectBackend", self._backend), plan)
-                else:
-                    result = _portal_run(run(self._backend, plan))
-        self._steps.record(result, plan, language)
-        return result
+        if (result := self._steps.screened(plan)) is not None:
+            return self._recorded(result, plan, language)
+        spare, started = self._spare, time.monotonic()
+        try:
+            if spare is not None:
+                spare.heed_outage()
+            return self._drive(self._backend, plan, language, requirements)
+        except UNAVAILABLE as error:
+            if spare is None or self._closed:
+                raise
+            took_s = 0.0 if requirements else time.monotonic() - started  # their installation is no sign
+            backend = spare.backend or _portal_run(spare.opened(error))
+            stamp = spare.used(error, took_s)
+            return self._drive(backend, spare.plan(plan), language, requirements, stamp)
 
     async def execute_async(
         self,
@@ -91,17 +96,36 @@ class OneShot:
     ) -> ExecutionResult:
         """`execute` in the running event loop; cancelling the task kills the program."""
         plan = self._plan(code, language, timeout, stdin, args, env, files, cancel)
-        result = self._steps.screened(plan)
-        if result is None:
-            with self._losses_recorded(plan, language):
-                result = await (self._run_with(plan, requirements) if requirements else run(self._backend, plan))
-        self._steps.record(result, plan, language)
-        return result
+        if (result := self._steps.screened(plan)) is not None:
+            return self._recorded(result, plan, language)
+        spare, started = self._spare, time.monotonic()
+        try:
+            if spare is not None:
+                spare.heed_outage()
+            return await self._drive_async(self._backend, plan, language, requirements)
+        except UNAVAILABLE as error:
+            if spare is None or self._closed:
+                raise
+            took_s = 0.0 if requirements else time.monotonic() - started  # their installation is no sign
+            backend = spare.backend or await spare.opened(error)
+            stamp = spare.used(error, took_s)
+            return await self._drive_async(backend, spare.plan(plan), language, requirements, stamp)
 
     def check(self) -> Receipt:
         """Make sure that a sandbox can be had, and say what it would enforce."""
         self._ready()
-        return self._wait_for(self._backend.check)
+        spare, started = self._spare, time.monotonic()
+        try:
+            if spare is not None:
+                spare.heed_outage()
+            return _wait_for(self._backend, self._backend.check)
+        except UNAVAILABLE as error:
+            if spare is None:
+                raise
+            took_s = time.monotonic() - started
+            backend = spare.backend or _portal_run(spare.opened(error))
+            stamp = spare.used(error, took_s)
+            return _wait_for(backend, backend.check)._replace(fallback=stamp)
 
     def cancel(self) -> None:
         """End everything that runs in this sandbox now; callable from any thread."""
@@ -114,7 +138,9 @@ class OneShot:
             closed, self._closed = self._closed, True
         if closed or not self._owns or self._pid != os.getpid():
             return
-        self._wait_for(self._backend.close)
+        _wait_for(self._backend, self._backend.close)
+        if self._spare is not None and self._spare.backend is not None:
+            _wait_for(self._spare.backend, self._spare.close)
 
     def __enter__(self) -> OneShot:
         return self
@@ -122,24 +148,13 @@ class OneShot:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_for(self, verb: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if hasattr(self._backend, "start_direct"):  # such a backend has nothing to wait for in a loop
-            coroutine = verb()
-            try:
-                coroutine.send(None)
-            except StopIteration as end:
-                done: T = end.value
-                return done
-            coroutine.close()
-        return _portal_run(verb())
-
     def _ready(self) -> None:
         if self._closed:
             raise BackendUnavailable("this sandbox is closed; make a new one with get_sandbox()")
         if self._pid != os.getpid():  # the parent's helpers are the parent's: start our own
             self._lock, self._pid = threading.Lock(), os.getpid()
             if self._owns:
-                self._backend = registry.open_backend(self.settings)
+                self._backend, self._spare = open_chosen(self.settings)
 
     def _plan(
         self,
@@ -171,24 +186,61 @@ class OneShot:
         before = self._cancels
         return lambda: self._cancels != before or (cancel is not None and cancel.is_set())
 
+    def _drive(
+        self,
+        backend: Backend,
+        plan: Plan,
+        language: str,
+        requirements: Sequence[str] | None,
+        stamp: dict[str, str] | None = None,
+    ) -> ExecutionResult:
+        with self._losses_recorded(plan, language, stamp):
+            if requirements:
+                result = _portal_run(self._run_with(backend, plan, requirements))
+            elif hasattr(backend, "start_direct"):
+                result = run_direct(cast("DirectBackend", backend), plan)
+            else:
+                result = _portal_run(run(backend, plan))
+        return self._recorded(result, plan, language, stamp)
+
+    async def _drive_async(
+        self,
+        backend: Backend,
+        plan: Plan,
+        language: str,
+        requirements: Sequence[str] | None,
+        stamp: dict[str, str] | None = None,
+    ) -> ExecutionResult:
+        with self._losses_recorded(plan, language, stamp):
+            result = await (self._run_with(backend, plan, requirements) if requirements else run(backend, plan))
+        return self._recorded(result, plan, language, stamp)
+
+    def _recorded(
+        self, result: ExecutionResult, plan: Plan, language: str, stamp: dict[str, str] | None = None
+    ) -> ExecutionResult:
+        if stamp is not None:
+            result.meta["fallback"] = stamp
+        self._steps.record(result, plan, language)
+        return result
+
     @contextmanager
-    def _losses_recorded(self, plan: Plan, language: str) -> Iterator[None]:
+    def _losses_recorded(self, plan: Plan, language: str, stamp: dict[str, str] | None) -> Iterator[None]:
         try:
             yield
         except SandboxLost as error:
             result = not_run(plan, "error", str(error), LOST_EXIT_CODE)
             result.meta["lost"] = True
-            self._steps.record(result, plan, language)
+            self._recorded(result, plan, language, stamp)
             raise
 
-    async def _run_with(self, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
+    async def _run_with(self, backend: Backend, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
         import asyncio
 
         from .packages import ensure  # needed by few calls
 
         layer = await asyncio.to_thread(ensure, requirements, self.settings)
         plan = plan._replace(spec=plan.spec._replace(keeps=True, packages=layer.path))
-        result = await run(self._backend, plan)
+        result = await run(backend, plan)
         result.meta["packages"] = list(layer.installed)
         return result
 
@@ -233,6 +285,18 @@ def _close_shared() -> None:
     for sandbox, _ in _shared.values():
         sandbox.close()
     _shared.clear()
+
+
+def _wait_for(backend: Backend, verb: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    if hasattr(backend, "start_direct"):  # such a backend has nothing to wait for in a loop
+        coroutine = verb()
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            done: T = end.value
+            return done
+        coroutine.close()
+    return _portal_run(verb())
 
 
 def _portal_run(coroutine: Coroutine[Any, Any, T]) -> T:

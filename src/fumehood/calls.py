@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import datasets as sets
 from . import paths
@@ -28,6 +28,7 @@ from .errors import (
     SessionEnded,
 )
 from .execution import new_execution_id, not_run, run_in
+from .fallback import UNAVAILABLE, Spare
 from .lifetime import Keeper, Lifetime, Turn, engine_failures
 from .notes import note
 from .outputs import Outputs
@@ -35,11 +36,13 @@ from .planning import Plan, Planner
 from .policy import check_command
 from .steps import LOST_EXIT_CODE, Steps, absolute
 from .streaming import Stream
-from .types import ExecutionResult
+from .types import ExecutionResult, Receipt
 
 if TYPE_CHECKING:
     from .config import Settings
     from .packages import Layer
+
+T = TypeVar("T")
 
 LOST = (
     "the sandbox of this session went away: its files and variables are lost."
@@ -57,6 +60,7 @@ class Calls:
         self,
         settings: Settings,
         backend: Backend,
+        spare: Spare | None,
         *,
         owns_backend: bool,
         session_id: str,
@@ -76,6 +80,9 @@ class Calls:
         self.life = Lifetime(settings)
         self._turn = Turn(settings.session_busy)
         self.keeper = Keeper(settings, backend, owns_backend=owns_backend, turn=self._turn, life=self.life)
+        self._spare = spare  # until it is decided
+        self.keeper.is_patient = spare is None
+        self._stamp: dict[str, str] | None = None  # where the spare stands in
         self._budget = Budget(settings)
         self._layer: Layer | None = None
         self._cancels = 0  # a call is cancelled when this is not what it was at its start
@@ -122,7 +129,7 @@ class Calls:
             return self.keeper.sandbox
         if self.requirements and self._layer is None:
             self._layer = await self._installed(self.requirements)
-        sandbox = await self.keeper.start(self._spec(self._layer), given_up)
+        sandbox = await self._reached(lambda: self.keeper.start(self._spec(self._layer), given_up))
         try:
             with engine_failures():
                 await self.outputs.begin(sandbox)
@@ -130,6 +137,37 @@ class Calls:
             await self.keeper.discard()
             raise
         return sandbox
+
+    async def check(self) -> Receipt:
+        receipt = await self._reached(lambda: self.keeper.backend.check())
+        return receipt._replace(fallback=self._stamp)
+
+    async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What the chosen backend gives, or else its spare: decided once, before any code has run."""
+        spare, started = self._spare, time.monotonic()
+        if spare is None:
+            return await ask()
+        try:
+            spare.heed_outage()
+            found = await ask()
+        except UNAVAILABLE as error:
+            self.life.check()
+            took_s = time.monotonic() - started
+            await self.keeper.move(await spare.opened(error))
+            self._stamp = spare.used(error, took_s)
+            self.settings, self.planner = spare.settings, Planner(spare.settings)
+            self._decide()
+            return await ask()
+        self._decide()
+        return found
+
+    def _decide(self) -> None:
+        self._spare, self.keeper.is_patient = None, True
+
+    def _live(self, plan: Plan) -> Plan:
+        """As it is where the session runs, which was not known when the first plans were made."""
+        name = self.keeper.backend.name
+        return plan if plan.runtime == name else self.planner.moved(plan, name)
 
     async def _installed(self, requirements: Sequence[str]) -> Layer:
         from .packages import ensure  # needed by few
@@ -174,6 +212,7 @@ class Calls:
                     result.meta.update(self.outputs.unchanged(self.keeper.places), lost=True)
             else:
                 result.meta.update(self.outputs.unchanged(self.keeper.places))
+            plan = self._live(plan)
             if requirements:
                 result.meta["state"] = "not_kept"
             await self._finish(result, plan, kind, trace, requirements)
@@ -186,7 +225,7 @@ class Calls:
             sandbox = await self.sandbox(plan.cancelled)
         except (EngineFailed, BackendUnavailable) as error:
             return self._skipped(plan, error)
-        plan = self._cut(plan)
+        plan = self._cut(self._live(plan))
         with engine_failures():
             result = await run_in(sandbox, plan, stream)
             result.meta.update(await self.outputs.collect(sandbox))
@@ -201,20 +240,22 @@ class Calls:
         async with AsyncExitStack() as stack:
             try:
                 try:
-                    sandbox = await stack.enter_async_context(self.keeper.aside(self._spec(layer), plan.cancelled))
+                    sandbox = await self._reached(
+                        lambda: stack.enter_async_context(self.keeper.aside(self._spec(layer), plan.cancelled))
+                    )
                 except (EngineFailed, BackendUnavailable) as error:
                     return self._skipped(plan, error)
-                plan = self._cut(plan)
+                live = self._cut(self._live(plan))
                 with engine_failures():
                     await outputs.begin(sandbox)
-                    result = await run_in(sandbox, plan)
+                    result = await run_in(sandbox, live)
                     result.meta.update(await outputs.collect(sandbox), packages=list(layer.installed))
             except SandboxLost as error:
                 if self.life.ended is not None:
                     raise
                 raise EngineFailed(ASIDE_LOST) from error
         closed = result.meta["reason"] == "cancelled" and self.life.ended is not None
-        _reword(result, plan, CLOSED if closed else None)
+        _reword(result, live, CLOSED if closed else None)
         self.outputs.copied_bytes = outputs.copied_bytes
         return result
 
@@ -243,6 +284,8 @@ class Calls:
     ) -> None:
         meta = result.meta
         meta.update(session_id=self.session_id, run_id=self.steps.run_id, step=self.steps.number + 1)
+        if self._stamp is not None:
+            meta["fallback"] = dict(self._stamp)
         if kind == "run":
             meta.setdefault("state", "lost" if "lost" in meta else "kept")
             meta.setdefault("results", [])
@@ -302,6 +345,8 @@ class Calls:
             meta: dict[str, Any] = {"execution_id": new_execution_id(), "reason": "error" if failure else "ok"}
             if exit_code == LOST_EXIT_CODE:
                 meta["lost"] = True
+            if self._stamp is not None:
+                meta["fallback"] = dict(self._stamp)
             message = "" if failure is None else str(self._seen(failure))
             result = ExecutionResult("", message, exit_code, time.monotonic() - started, meta)
             self.steps.record_file(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .backends.base import Backend, DirectBackend, Event, Process, Sandbox
-from .errors import IsolationUnavailable, SandboxLost
+from .errors import BackendUnavailable, IsolationUnavailable, SandboxLost
 from .planning import Plan
-from .types import LEVELS, TIMEOUT_EXIT_CODE, ExecutionResult, Exited, Level, Output, Reason, Receipt
+from .types import LEVELS, TIMEOUT_EXIT_CODE, ExecutionResult, Exited, Output, Reason, Receipt
 
 if TYPE_CHECKING:
     from .bundles import Bundles
@@ -51,10 +52,12 @@ _Following = Generator[float, Event | None, ExecutionResult]
 def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
     """Run one execution in this thread, without an event loop."""
     started = time.monotonic()
+    lost: SandboxLost | None = None
     for attempt in range(_ATTEMPTS):
-        process = backend.start_direct(plan.spec, plan.command)
+        with _after(lost):
+            process = backend.start_direct(plan.spec, plan.command)
         try:
-            _hold_to(plan.require, process.receipt)
+            hold_to(plan.require, process.receipt)
             following = _follow(plan, process, started)
             wait_s = next(following)
             read, send = process.read, following.send
@@ -63,9 +66,10 @@ def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
         except StopIteration as end:
             result: ExecutionResult = end.value
             return result
-        except SandboxLost:
+        except SandboxLost as error:
             if not _may_run_again(plan, attempt):
                 raise
+            lost = error
         finally:
             process.close()
     raise AssertionError("unreachable")
@@ -74,13 +78,16 @@ def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
 async def run(backend: Backend, plan: Plan) -> ExecutionResult:
     """Run one execution in a sandbox of its own."""
     started = time.monotonic()
+    lost: SandboxLost | None = None
     for attempt in range(_ATTEMPTS):
-        sandbox = await backend.create(plan.spec)
+        with _after(lost):
+            sandbox = await backend.create(plan.spec)
         try:
             return await run_in(sandbox, plan, started=started)
-        except SandboxLost:
+        except SandboxLost as error:
             if not _may_run_again(plan, attempt):
                 raise
+            lost = error
         finally:
             await sandbox.close()
     raise AssertionError("unreachable")
@@ -94,7 +101,7 @@ async def run_in(
     process = await sandbox.start(plan.command)
     event: Event | None = None
     try:
-        _hold_to(plan.require, process.receipt)
+        hold_to(plan.require, process.receipt)
         following = _follow(plan, process, started)
         deadline = time.monotonic() + plan.timeout_s
         while True:
@@ -148,6 +155,17 @@ async def _interrupted(process: Process) -> Event | None:
 def _may_run_again(plan: Plan, attempt: int) -> bool:
     """What ran without a network left no trace outside its sandbox, and that is gone."""
     return not plan.spec.network and attempt + 1 < _ATTEMPTS
+
+
+@contextmanager
+def _after(lost: SandboxLost | None) -> Iterator[None]:
+    """Where the program has run once already, a backend that cannot be had is no longer one that was not there."""
+    try:
+        yield
+    except BackendUnavailable as error:
+        if lost is None:
+            raise
+        raise SandboxLost(f"{lost}; it cannot be run again: {error}") from error
 
 
 def not_run(plan: Plan, reason: Reason, message: str, exit_code: int = 1) -> ExecutionResult:
@@ -280,7 +298,7 @@ def _meta(reason: Reason, plan: Plan, isolation: dict[str, Any]) -> dict[str, An
     }
 
 
-def _hold_to(require: Level | None, receipt: Receipt) -> None:
+def hold_to(require: str | None, receipt: Receipt) -> None:
     """The last word on `require`, whatever the backend thought of it."""
     if require is not None and LEVELS.index(receipt.level) < LEVELS.index(require):
         raise IsolationUnavailable(

@@ -141,6 +141,7 @@ class Keeper:
         self._owns_backend = owns_backend
         self._turn = turn
         self._life = life
+        self.is_patient = True  # whether a backend that cannot be had is asked again
         self._pid = os.getpid()
         self._closing: asyncio.Task[None] | None = None
 
@@ -170,8 +171,10 @@ class Keeper:
                 with engine_failures():
                     sandbox = await self.backend.create(spec)
                 break
-            except (EngineFailed, BackendUnavailable):
+            except (EngineFailed, BackendUnavailable) as error:
                 if attempt == retries or given_up():
+                    raise
+                if isinstance(error, BackendUnavailable) and not self.is_patient:
                     raise
             await asyncio.sleep(min(MAX_BACKOFF_S, BACKOFF_S * 2**attempt))
             self._life.check()
@@ -179,6 +182,12 @@ class Keeper:
             await sandbox.close()
             self._life.check()
         return sandbox
+
+    async def move(self, backend: Backend) -> None:
+        """To another backend, before the first sandbox."""
+        before, self.backend = self.backend, backend
+        if self._owns_backend:
+            await before.close()
 
     async def discard(self) -> None:
         """The sandbox is gone: let go of what is left of it."""

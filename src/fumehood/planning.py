@@ -95,6 +95,11 @@ class Planner:
         )
         return self._plan(runtime, made, timeout_s, clamped, cancelled)
 
+    def moved(self, plan: Plan, runtime: str) -> Plan:
+        """A plan that was made for another backend."""
+        spec = plan.spec._replace(limits=self.spec.limits)
+        return plan._replace(runtime=runtime, spec=spec, resource_limits=self._resource_limits)
+
     def _cpu_s(self, timeout_s: float) -> float:
         cpu_s = self.spec.limits.cpu_s
         return timeout_s * self._cores if cpu_s is None else cpu_s

@@ -30,6 +30,11 @@ def names() -> tuple[str, ...]:
     return (*_BUILT_IN, *(name for name in sorted(_third_party()) if name not in _BUILT_IN))
 
 
+def is_known(name: str) -> bool:
+    """Whether there is a backend of that name."""
+    return name in _BUILT_IN or name in _third_party()
+
+
 def open_backend(settings: Settings) -> Backend:
     """The backend that `settings.type` names, not started yet."""
     return factory(settings.type)(settings)

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from . import arguments, config, edits, paths, registry
+from . import arguments, config, edits, paths
 from . import datasets as sets
 from .backends.base import Backend, Places, Sandbox
 from .calls import Calls
+from .config import Settings
 from .errors import BadArgument, FileError
+from .fallback import open_chosen
 from .outputs import listing
 from .planning import Plan
 from .requirements import parse
@@ -41,12 +43,14 @@ class AsyncSession:
     ) -> None:
         given = type if isinstance(type, Backend) else None
         name = None if given is not None else type
-        self.settings, self.origins = config.load({"type": name, "require": require, **settings})
+        loaded, self.origins = config.load({"type": name, "require": require, **settings})
         self.session_id = _id("session_id", session_id)
         run_id, sources, wanted = _id("run_id", run_id), sets.resolved(datasets), _requirements(requirements)
+        backend, spare = open_chosen(loaded) if given is None else (given, None)
         self._calls = Calls(
-            self.settings,
-            given or registry.open_backend(self.settings),
+            loaded,
+            backend,
+            spare,
             owns_backend=given is None,
             session_id=self.session_id,
             run_id=run_id,
@@ -54,6 +58,11 @@ class AsyncSession:
             requirements=wanted,
             io_handler=io_handler,
         )
+
+    @property
+    def settings(self) -> Settings:
+        """Every setting in force; where the fallback stands in, `type` names that."""
+        return self._calls.settings
 
     @property
     def run_id(self) -> str:
@@ -185,7 +194,7 @@ class AsyncSession:
     async def check(self) -> Receipt:
         """Make the sandbox, and say what it enforces."""
         async with self._calls.turn():
-            receipt = await self._calls.keeper.backend.check()
+            receipt = await self._calls.check()
             await self._calls.sandbox()
             return receipt
 

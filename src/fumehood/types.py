@@ -117,6 +117,7 @@ class Receipt(NamedTuple):
 
     level: Level
     axes: Mapping[str, Axis]
+    fallback: Mapping[str, str] | None = None  # `from`, `to` and `reason`, where this is not of the backend chosen
 
     def as_dict(self) -> dict[str, Any]:
         return {"level": self.level, **{name: axis.as_dict() for name, axis in self.axes.items()}}
