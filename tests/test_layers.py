@@ -39,7 +39,7 @@ LAYERS = (
     ),
     ("requirements", "packages", "installer", "wheels_only"),
     ("api", "session", "calls", "lifetime", "streaming", "outputs", "sync_session"),
-    ("tools", "bench", "replay"),
+    ("tools", "bench", "recorded", "replay"),
     ("cli", "__main__"),
 )
 ROOT_FACTS = {"__version__"}  # all that anybody may take from the package itself, which loads lazily what is above

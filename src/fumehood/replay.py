@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from . import records
+from . import recorded, records
 from .api import get_sandbox
 from .datasets import identity
 from .errors import BackendError, BadArgument, CommandNotAllowed, FileError, FumehoodError, IsolationUnavailable
-from .redact import MARK, Known
+from .recorded import Record
+from .redact import Known
 from .sync_session import open_session
 from .types import ExecutionResult
 
 COMPARED = ("exit_code", "reason", "stdout", "stderr", "results", "files")
-KINDS = ("execute", "run", "exec", "write", "edit")
-_CUT = "cut for the record)"
-
-Record = Mapping[str, Any]
 
 
 class Difference(NamedTuple):
@@ -58,8 +54,8 @@ def find(directory: Path, wanted: str) -> Found:
         elif entry.record.get("run_id") == wanted:
             run.append({**entry.record, "damage": entry.error})
     if run:
-        run.sort(key=_number)
-        numbers = {_number(record) for record in run}
+        run.sort(key=recorded.number)
+        numbers = {recorded.number(record) for record in run}
         missing = tuple(number for number in range(1, max(numbers)) if number not in numbers)
         return Found(tuple(run), missing, tuple(unreadable))
     found = [entry for entry in records.find(directory, wanted) if entry.record is not None] if wanted else []
@@ -94,7 +90,7 @@ class _Stage:
 
     def step(self, record: Record) -> Outcome:
         session = str(record.get("session_id") or "")
-        obstacles = (*_obstacles(record), *self._other_data(record))
+        obstacles = (*recorded.obstacles(record), *self._other_data(record))
         notes = tuple(self._doubts(record, session))
         result: ExecutionResult | None = None
         if not obstacles:
@@ -112,12 +108,12 @@ class _Stage:
         return Outcome(record, "differs" if differences else "same", notes, differences)
 
     def _run(self, record: Record, session: str) -> ExecutionResult:
-        kind = _kind(record)
+        kind = recorded.kind(record)
         if kind == "execute":
             if None not in self._places:
                 self._places[None] = self._open.enter_context(get_sandbox(**self._settings))
             done: ExecutionResult = self._places[None].execute(
-                record["code"], record["language"], _timeout(record), args=record.get("args") or ()
+                record["code"], record["language"], recorded.timeout(record), args=record.get("args") or ()
             )
             return done
         if session not in self._places:
@@ -130,7 +126,7 @@ class _Stage:
     def _packages(self, session: str) -> list[str] | None:
         """What the session had installed, as its records say."""
         for record in self._found.steps:
-            named = _meta(record).get("packages")
+            named = recorded.meta(record).get("packages")
             own = str(record.get("session_id") or "") == session and not record.get("requirements")
             if own and isinstance(named, list):
                 return [str(name) for name in named]
@@ -142,12 +138,12 @@ class _Stage:
             one["name"]: one["source"]
             for record in self._found.steps
             if str(record.get("session_id") or "") == session
-            for one in _lent(record)
+            for one in recorded.lent(record)
             if self._now(one["source"])
         }
 
     def _other_data(self, record: Record) -> Iterator[str]:
-        for one in _lent(record):
+        for one in recorded.lent(record):
             now = self._now(one["source"])
             if not now:
                 yield f"dataset {one['name']!r} is missing: {one['source']}"
@@ -160,10 +156,10 @@ class _Stage:
         return self._files[source]
 
     def _doubts(self, record: Record, session: str) -> Iterator[str]:
-        if _kind(record) == "execute":
+        if recorded.kind(record) == "execute":
             return
-        before = [number for number in self._found.missing if number < _number(record)]
-        if before or (len(self._found.steps) == 1 and _number(record) > 1):
+        before = [number for number in self._found.missing if number < recorded.number(record)]
+        if before or (len(self._found.steps) == 1 and recorded.number(record) > 1):
             which = f"step {_listed(before)}" if before else "all"
             yield f"earlier steps are not replayed ({which}); it may need what they left"
         if skipped := self._skipped.get(session):
@@ -173,14 +169,14 @@ class _Stage:
 
 
 def _run_step(session: Any, record: Record) -> ExecutionResult:
-    wanted = record.get("requirements") and (_meta(record).get("packages") or record["requirements"])
-    result: ExecutionResult = session.run(record["code"], _timeout(record), requirements=wanted or None)
+    wanted = record.get("requirements") and (recorded.meta(record).get("packages") or record["requirements"])
+    result: ExecutionResult = session.run(record["code"], recorded.timeout(record), requirements=wanted or None)
     return result
 
 
 def _exec_step(session: Any, record: Record) -> ExecutionResult:
     try:
-        result: ExecutionResult = session.exec(record["command"], _timeout(record))
+        result: ExecutionResult = session.exec(record["command"], recorded.timeout(record))
     except CommandNotAllowed as error:
         return ExecutionResult("", str(error), 126, 0.0, {"reason": "error"})
     return result
@@ -212,69 +208,6 @@ _STEPS: Mapping[str, Callable[[Any, Record], ExecutionResult]] = {
 }
 
 
-def _obstacles(record: Record) -> Iterator[str]:
-    """What was left out of the record, on purpose or for its size."""
-    if record.get("damage"):
-        yield "its record was changed after it was written"
-    if _kind(record) not in KINDS:
-        yield f"fumehood does not know steps of the kind {_kind(record)!r}"
-        return
-    if not _well_shaped(record):
-        yield "its record is not complete"
-        return
-    said = [record["code"], *(record.get("args") or ()), *(record.get("command") or ()), str(record.get("path") or "")]
-    if any(MARK in text for text in said):
-        yield "a secret in it was redacted"
-    elif _bytes(record) != record.get("code_bytes", _bytes(record)) or any(text.endswith(_CUT) for text in said):
-        yield "its text was cut for the record, or was not UTF-8"
-    if record.get("env"):
-        yield f"the values of env are not stored: {', '.join(map(str, record['env']))}"
-    if record.get("stdin_bytes"):
-        yield "its standard input is not stored"
-    if record.get("files"):
-        yield f"the files it was given are not stored: {', '.join(map(str, record['files']))}"
-    if record.get("oversize"):
-        yield "its record was cut"
-    if _meta(record).get("reason") == "cancelled":
-        yield "it was cancelled by its caller"
-    if _meta(record).get("skipped"):
-        yield "its sandbox had not started"
-    if _meta(record).get("lost"):
-        yield "its sandbox went away, or did not start"
-
-
-def _well_shaped(record: Record) -> bool:
-    args, command = record.get("args") or [], record.get("command")
-    texts = isinstance(args, list) and all(isinstance(arg, str) for arg in args)
-    return (
-        texts
-        and isinstance(record.get("code"), str)
-        and isinstance(record.get("language"), str)
-        and isinstance(record.get("result"), dict)
-        and (_kind(record) != "exec" or (isinstance(command, list) and all(isinstance(part, str) for part in command)))
-        and (_kind(record) not in ("write", "edit") or isinstance(record.get("path"), str))
-        and (_kind(record) != "edit" or len(args) == 2)
-        and _bytes(record) >= 0
-    )
-
-
-def _lent(record: Record) -> Iterator[Mapping[str, Any]]:
-    named = record.get("datasets")
-    for one in named if isinstance(named, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("source"), str):
-            yield one
-
-
-def _bytes(record: Record) -> int:
-    """-1 for what claims to be base64 and is not."""
-    if record.get("encoding") == "base64":
-        try:
-            base64.b64decode(record["code"], validate=True)
-        except (binascii.Error, ValueError):
-            return -1
-    return len(record["code"].encode("utf-8", "surrogatepass"))
-
-
 def _differences(record: Record, result: ExecutionResult, known: Known) -> dict[str, Difference]:
     # Recorded once more, in thought: the old one was redacted and cut too.
     again = records.build(execution_id="", backend="", language="", code="", result=result, known=known)
@@ -283,7 +216,7 @@ def _differences(record: Record, result: ExecutionResult, known: Known) -> dict[
 
 
 def _comparable(record: Record) -> dict[str, Any]:
-    result, meta = record["result"], _meta(record)
+    result, meta = record["result"], recorded.meta(record)
     files = meta.get("files")
     return {
         "exit_code": result.get("exit_code"),
@@ -296,7 +229,7 @@ def _comparable(record: Record) -> dict[str, Any]:
 
 
 def _circumstances(record: Record, result: ExecutionResult) -> Iterator[str]:
-    then, now = _meta(record), result.meta
+    then, now = recorded.meta(record), result.meta
     for name in ("runtime", "resource_limits"):
         old, new = then.get(name), now.get(name)
         if old and new and old != new:
@@ -310,26 +243,6 @@ def _short(value: Any, other: Any) -> str:
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return ", ".join(f"{name} {value[name]}" for name in value if value[name] != other.get(name))
     return str(value)
-
-
-def _kind(record: Record) -> str:
-    return str(record.get("kind") or "execute")
-
-
-def _meta(record: Record) -> Mapping[str, Any]:
-    result = record.get("result")
-    meta = result.get("meta") if isinstance(result, dict) else None
-    return meta if isinstance(meta, dict) else {}
-
-
-def _number(record: Record) -> int:
-    step = record.get("step")
-    return step if isinstance(step, int) else 0
-
-
-def _timeout(record: Record) -> float | None:
-    timeout = record.get("timeout")
-    return timeout if isinstance(timeout, (int, float)) and timeout > 0 else None
 
 
 def _listed(numbers: Sequence[object]) -> str:
