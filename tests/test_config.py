@@ -411,6 +411,8 @@ WEAKENING = [
     ("packages_dir", "packages"),
     ("docker_host", "tcp://evil:2375"),
     ("docker_context", "evil"),
+    ("docker_tls_verify", "true"),
+    ("docker_cert_path", "/evil"),
     ("docker_runtime", "weak"),
     ("docker_image", "evil:latest"),
     ("docker_network_enabled", "true"),

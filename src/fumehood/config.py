@@ -93,6 +93,8 @@ class Settings(NamedTuple):
     packages_dir: str | None = None
     docker_host: str | None = None
     docker_context: str | None = None
+    docker_tls_verify: bool = False
+    docker_cert_path: str | None = None
     docker_runtime: str | None = None
     docker_image: str = "antigravity-sandbox:latest"
     docker_network_enabled: bool = False
@@ -185,6 +187,8 @@ FIELDS: tuple[Field, ...] = (
         "docker_host", v.optional(v.text), v.NEVER, "Where the Docker engine is; none = as the docker command has it."
     ),
     Field("docker_context", v.optional(v.text), v.NEVER, "Docker context to use where docker_host is not set."),
+    Field("docker_tls_verify", v.boolean, v.NEVER, "Reach docker_host over TLS, and check who answers."),
+    Field("docker_cert_path", v.optional(v.path), v.NEVER, "Directory of ca.pem, cert.pem, key.pem; none = ~/.docker."),
     Field(
         "docker_runtime", v.optional(v.text), v.NEVER, "Runtime of the containers, such as runsc; none = the engine's."
     ),

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import re
-import ssl
 from collections.abc import AsyncIterable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -14,10 +13,11 @@ from urllib.parse import quote, urlsplit
 import httpx2
 
 from ...errors import BackendUnavailable, ConfigurationError, EngineFailed, FumehoodError
+from . import tls
 from .address import Address
 
 OURS, OLDEST = (1, 47), (1, 41)
-_CONNECT_S, ANSWER_S = 5.0, 60.0
+_CONNECT_S, ANSWER_S, _PING_S, _LAST_S = 5.0, 30.0, 10.0, 10.0
 _LIMIT = 1 << 20  # bytes of an attached stream that wait to be read
 _MAX_HEAD = 65536
 
@@ -32,6 +32,11 @@ _REFUSALS: tuple[tuple[str, type[FumehoodError], str], ...] = (  # what it says,
         r"client version .* is too (old|new)",
         BackendUnavailable,
         "this Docker engine speaks another version of its API ({said}): update Docker, or fumehood",
+    ),
+    (
+        r"http request to an https server",
+        BackendUnavailable,
+        "the engine wants TLS ({said}): set DOCKER_TLS_VERIFY=1, and DOCKER_CERT_PATH to where its pem files are",
     ),
     (
         r"no space left on device|disk quota exceeded",
@@ -75,6 +80,7 @@ class Facts(NamedTuple):
 
     version: tuple[int, int]
     cpus: int
+    is_podman: bool
 
 
 class Client:
@@ -83,38 +89,30 @@ class Client:
     def __init__(self, address: Address, facts: Facts | None = None):
         self.address = address
         self.facts = facts
+        self._tls = None if address.tls is None else tls.context(address.tls)
         self._http = httpx2.AsyncClient(
-            transport=httpx2.AsyncHTTPTransport(uds=address.socket),
+            transport=httpx2.AsyncHTTPTransport(uds=address.socket, verify=self._tls or False),
             base_url=address.url,
-            timeout=httpx2.Timeout(ANSWER_S, connect=_CONNECT_S),
             trust_env=False,
         )
 
     async def meet(self) -> Facts:
         """Agree on a version."""
         if self.facts is None:
-            response = await self._send("GET", "/_ping")
-            version = _version(response.headers.get("Api-Version", ""))
-            if version < OLDEST:
-                raise BackendUnavailable(
-                    f"the Docker engine at {self.address.shown} is too old: its API is {_dotted(version)},"
-                    f" and {_dotted(OLDEST)} (Docker 20.10) is the oldest that will do; update Docker"
-                )
-            self.facts = Facts(min(OURS, version), 0)
-            info = await self.ask("GET", "/info")
-            self.facts = self.facts._replace(cpus=int(info.get("NCPU") or 0))
+            try:
+                self.facts = await self._met()
+            except Refused as refused:
+                raise translated(refused, "say what it can do") from None
         return self.facts
 
     async def ask(self, verb: str, path: str, body: object = None, **params: str) -> Any:
         """What the engine answers; Refused if it is not what was wanted."""
-        response = await self._send(verb, self._versioned(path), body, params)
-        if response.is_success:
-            return response.json() if response.content else None
-        raise Refused(response.status_code, _message(response.content))
+        assert self.facts is not None
+        return await self._ask(self.facts.version, verb, path, body, params)
 
     async def attach(self, identity: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The container's streams: raw towards it, in Docker's frames from it."""
-        path = self._versioned(f"/containers/{identity}/attach?stream=1&stdin=1&stdout=1&stderr=1")
+        path = self._versioned(f"/containers/{quote(identity)}/attach?stream=1&stdin=1&stdout=1&stderr=1")
         try:
             async with asyncio.timeout(ANSWER_S):
                 reader, writer = await self._open()
@@ -126,7 +124,7 @@ class Client:
                     head = await reader.readuntil(b"\r\n\r\n")
                     status = int(head.split(None, 2)[1])
                     if status not in (101, 200):
-                        raise Refused(status, _message(await reader.read(_MAX_HEAD)))
+                        raise Refused(status, await _rest(reader, head))
                 except BaseException:
                     writer.close()
                     raise
@@ -157,20 +155,49 @@ class Client:
         await self._http.aclose()
 
     def unreachable(self, error: BaseException) -> BackendUnavailable:
-        number = _errno(error)
-        said = _UNREACHABLE.get(number or 0)
-        if said is not None:
-            return BackendUnavailable(said.format(where=self.address.shown))
+        where, cause = self.address.shown, _cause(error)
+        said = tls.explained(cause, where)
+        if said is None and isinstance(cause, OSError):
+            said = _UNREACHABLE.get(cause.errno or 0, "").format(where=where)
+        if said:
+            return BackendUnavailable(said)
         why = f"{error}" or type(error).__name__
         if isinstance(error, (httpx2.TimeoutException, TimeoutError)):
-            why = f"no answer in {ANSWER_S:g} s"
-        return BackendUnavailable(f"Docker daemon not available at {self.address.shown} ({why}). {_ADVICE}")
+            why = "no answer in time"
+        return BackendUnavailable(f"Docker daemon not available at {where} ({why}). {_ADVICE}")
 
     # --- inside
 
-    async def _send(self, verb: str, path: str, body: object = None, params: dict[str, str] | None = None) -> Any:
+    async def _met(self) -> Facts:
+        response = await self._send("GET", "/_ping", timeout_s=_PING_S)
+        if not response.is_success:
+            raise Refused(response.status_code, _message(response.content))
+        version = _version(response.headers.get("Api-Version", ""))
+        if version == (0, 0):
+            raise BackendUnavailable(f"what answers at {self.address.shown} is no Docker engine. {_ADVICE}")
+        if version < OLDEST:
+            raise BackendUnavailable(
+                f"the Docker engine at {self.address.shown} is too old: its API is {_dotted(version)},"
+                f" and {_dotted(OLDEST)} (Docker 20.10, Podman 4) is the oldest that will do; update it"
+            )
+        version = min(OURS, version)
+        info = await self._ask(version, "GET", "/info")
+        return Facts(version, int(info.get("NCPU") or 0), "Libpod-Api-Version" in response.headers)
+
+    async def _ask(
+        self, version: tuple[int, int], verb: str, path: str, body: object = None, params: Any = None
+    ) -> Any:
+        response = await self._send(verb, f"/v{_dotted(version)}{path}", body, params)
+        if response.is_success:
+            return response.json() if response.content else None
+        raise Refused(response.status_code, _message(response.content))
+
+    async def _send(
+        self, verb: str, path: str, body: object = None, params: Any = None, timeout_s: float = ANSWER_S
+    ) -> Any:
+        timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
         try:
-            return await self._http.request(verb, path, json=body, params=params or None)
+            return await self._http.request(verb, path, json=body, params=params or None, timeout=timeout)
         except httpx2.TransportError as error:
             raise self.unreachable(error) from error
 
@@ -178,8 +205,7 @@ class Client:
         if self.address.socket is not None:
             return await asyncio.open_unix_connection(self.address.socket, limit=_LIMIT)
         parts = urlsplit(self.address.url)
-        context = ssl.create_default_context() if parts.scheme == "https" else None
-        return await asyncio.open_connection(parts.hostname, parts.port, limit=_LIMIT, ssl=context)
+        return await asyncio.open_connection(parts.hostname, parts.port, limit=_LIMIT, ssl=self._tls)
 
     def _versioned(self, path: str) -> str:
         assert self.facts is not None
@@ -188,8 +214,9 @@ class Client:
 
 def remove_now(address: Address, version: tuple[int, int], identities: list[str]) -> None:
     """Without an event loop: for garbage and the end of the process."""
-    transport = httpx2.HTTPTransport(uds=address.socket)
-    with httpx2.Client(transport=transport, base_url=address.url, timeout=_CONNECT_S, trust_env=False) as http:
+    verify = False if address.tls is None else tls.context(address.tls)
+    transport = httpx2.HTTPTransport(uds=address.socket, verify=verify)
+    with httpx2.Client(transport=transport, base_url=address.url, timeout=_LAST_S, trust_env=False) as http:
         for identity in identities:
             try:
                 http.delete(f"/v{_dotted(version)}/containers/{quote(identity)}?force=1&v=1")
@@ -213,14 +240,23 @@ def _message(content: bytes) -> str:
     return str(found.get("message", text)) if isinstance(found, dict) else text
 
 
-def _errno(error: BaseException | None) -> int | None:
+async def _rest(reader: asyncio.StreamReader, head: bytes) -> str:
+    """Of a refusal, which may leave the connection open."""
+    length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+    if length is None:
+        return _message(await reader.read(_MAX_HEAD))
+    return _message(await reader.readexactly(min(int(length[1]), _MAX_HEAD)))
+
+
+def _cause(error: BaseException) -> BaseException:
     """httpx says it in words; the system's own error is behind it."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno is not None:
-            return error.errno
+    while not (isinstance(error, OSError) and error.errno is not None):
         inner = error.args[0] if error.args and isinstance(error.args[0], BaseException) else None
-        error = inner or error.__cause__ or error.__context__
-    return None
+        behind = inner or error.__cause__ or error.__context__
+        if behind is None:
+            return error
+        error = behind
+    return error
 
 
 def _version(text: str) -> tuple[int, int]:

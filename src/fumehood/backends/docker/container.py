@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import time
 from typing import Any
 
@@ -16,10 +17,17 @@ from . import body, receipt
 from .client import Client, Refused, translated
 from .link import Link
 
-_HELLO_S = 30.0
+KILLED = 128 + signal.SIGKILL
+_MAKE_S = 30.0
 _FATE_S = 3.0
 _TRIES, _TRY_S = 10, 0.05  # to remove what may be in the making
 _REBUILD = "build it again with `fumehood image build`"
+LOST: dict[str | None, str] = {
+    "killed": "the container was killed or removed from outside while the program ran (docker kill, docker rm -f,"
+    " a restart of the daemon); try again",
+    "daemon": "the Docker daemon went away while the program ran; start it, then try again",
+    None: "the container went away while the program ran, or the Docker daemon did; try again",
+}
 
 
 class Container:
@@ -35,27 +43,20 @@ class Container:
         self.inside: dict[str, Any] = {}
         self.inspected: dict[str, Any] = {}
         self.is_removed = False
+        self._doing = "create a container"
         self._creating: asyncio.Future[Any] | None = None
         self._fate: asyncio.Task[str | None] | None = None
 
     async def make(self, settings: Settings, limits: Limits, request: dict[str, Any]) -> None:
         """Ready for programs, its protections checked."""
-        image = settings.docker_image
-        labelled = {**request, "Labels": body.labels(settings)}
-        self._creating = asyncio.ensure_future(
-            self._ask("create a container", "POST", "/containers/create", labelled, name=self.name)
-        )
-        await asyncio.shield(self._creating)  # the engine would go on without us
         try:
-            reader, writer = await self.client.attach(self.name)
-        except Refused as refused:
-            raise translated(refused, "attach to a container") from None
-        self.link = Link(reader, writer, self._ended)
-        await self._ask(f"start a container of {image}", "POST", f"/containers/{self.name}/start")
-        await self._meet(image, limits)
-        self.inspected = await self._ask("show a container", "GET", f"/containers/{self.name}/json")
-        self.receipt = receipt.write(request, self.inspected, self.inside)
-        receipt.hold_to(settings.require, self.receipt)
+            async with asyncio.timeout(_MAKE_S):
+                await self._make(settings, limits, request)
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"the Docker engine at {self.client.address.shown} did not {self._doing} in {_MAKE_S:g} s;"
+                " try again, or restart Docker daemon"
+            ) from None
 
     @property
     def is_alive(self) -> bool:
@@ -69,7 +70,7 @@ class Container:
             pass  # it is gone, or whoever would know is
 
     async def fate(self) -> str | None:
-        """What ended it, if it was not us: memory, or None if nobody can tell."""
+        """What ended it, if it was not us: memory, or a key of LOST."""
         if self._fate is None:
             self._fate = asyncio.ensure_future(self._look())
         return await asyncio.shield(self._fate)
@@ -96,15 +97,31 @@ class Container:
 
     # --- inside
 
+    async def _make(self, settings: Settings, limits: Limits, request: dict[str, Any]) -> None:
+        image = settings.docker_image
+        labelled = {**request, "Labels": body.labels(settings)}
+        self._creating = asyncio.ensure_future(
+            self._ask("create a container", "POST", "/containers/create", labelled, name=self.name)
+        )
+        await asyncio.shield(self._creating)  # the engine would go on without us
+        self._doing = "attach to a container"
+        try:
+            reader, writer = await self.client.attach(self.name)
+        except Refused as refused:
+            raise translated(refused, self._doing) from None
+        self.link = Link(reader, writer, self._ended)
+        await self._ask(f"start a container of {image}", "POST", f"/containers/{self.name}/start")
+        await self._meet(image, limits)
+        self.inspected = await self._ask("show a container", "GET", f"/containers/{self.name}/json")
+        self.receipt = receipt.write(request, self.inspected, self.inside)
+        receipt.hold_to(settings.require, self.receipt)
+
     def _ended(self) -> None:
         """Whoever reads from it will ask why."""
 
     async def _meet(self, image: str, limits: Limits) -> None:
         try:
-            async with asyncio.timeout(_HELLO_S):
-                hello = json.loads(await asyncio.shield(self.link.hello))
-        except TimeoutError:
-            raise EngineFailed(f"a container of {image} said nothing in {_HELLO_S:g} s; try again") from None
+            hello = json.loads(await asyncio.shield(self.link.hello))
         except ValueError:
             hello = None
         except asyncio.CancelledError:
@@ -130,11 +147,18 @@ class Container:
         try:
             async with asyncio.timeout(_FATE_S):
                 state = (await self.client.ask("GET", f"/containers/{self.name}/json")).get("State") or {}
-        except (Refused, FumehoodError, TimeoutError):
+        except Refused as refused:
+            return "killed" if refused.status == 404 else None
+        except TimeoutError:
             return None
-        return "memory" if state.get("OOMKilled") and state.get("ExitCode") == 137 else None
+        except FumehoodError:
+            return "daemon"
+        if state.get("ExitCode") != KILLED or state.get("Running"):
+            return None
+        return "memory" if state.get("OOMKilled") else "killed"
 
     async def _ask(self, doing: str, verb: str, path: str, content: object = None, **params: str) -> Any:
+        self._doing = doing
         try:
             return await self.client.ask(verb, path, content, **params)
         except Refused as refused:

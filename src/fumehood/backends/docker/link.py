@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import struct
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -131,6 +132,14 @@ class Link:
         self.is_open = False
         self._task.cancel()
         self._writer.close()
+
+    def let_go(self) -> None:
+        """In a forked child: hold the stream no longer, and leave the parent's event loop alone."""
+        connection = self._writer.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(null, connection.fileno(), inheritable=False)
+            os.close(null)
 
     async def _listen(self) -> None:
         try:

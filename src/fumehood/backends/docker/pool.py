@@ -16,35 +16,34 @@ from ...config import Settings
 from ...errors import FumehoodError
 from ...types import Limits
 from ..base import SandboxSpec
-from . import body
+from . import body, podman
 from .address import Address
 from .client import Client, Facts, Refused, remove_now
 from .container import Container
 from .sweep import sweep
 
 _PING_S = body.PATIENCE_S / 5
+_CLOSE_S = 15.0  # for an engine that does not answer
 
 _hubs: dict[tuple[asyncio.AbstractEventLoop, Address], Hub] = {}
+_parents: list[Hub] = []  # kept for good: their ends would be the parent's
 _known: dict[Address, Facts] = {}
+_left: dict[Address, set[str]] = {}  # names of containers that a hub could not remove
 _lock = threading.Lock()
-_pid = 0
+_is_registered = False
 
 
 def hub_for(address: Address) -> Hub:
     """The running loop's."""
-    global _pid, _lock
+    global _is_registered
     loop = asyncio.get_running_loop()
-    if _pid != os.getpid():
-        if _pid == 0:
-            atexit.register(_remove_all)
-        else:  # after a fork: they are the parent's
-            _lock = threading.Lock()
-            _hubs.clear()
-            _known.clear()
-        _pid = os.getpid()
     with _lock:
+        if not _is_registered:
+            _is_registered = True
+            atexit.register(_remove_all)
+            os.register_at_fork(after_in_child=_after_fork)
         for key in [key for key in _hubs if key[0].is_closed()]:
-            del _hubs[key]
+            _leave_behind(_hubs.pop(key))
         hub = _hubs.get((loop, address))
         if hub is None or hub.is_closed:
             hub = _hubs[loop, address] = Hub(address, _known.get(address))
@@ -79,7 +78,7 @@ class Hub:
     async def take(self, settings: Settings, spec: SandboxSpec, limits: Limits) -> Container:
         """A container that nobody has used."""
         facts = await self.meet()
-        request = body.create_body(settings, spec, limits, facts.cpus)
+        request = _request(facts, settings, spec, limits)
         key = json.dumps(request)
         waiting = self._waiting.setdefault(key, deque())
         found: Container | None = None
@@ -101,7 +100,7 @@ class Hub:
         if not settings.warm_cells or self.client.facts is None:
             self.discard(container)
             return
-        key = json.dumps(body.create_body(settings, spec, limits, self.client.facts.cpus))
+        key = json.dumps(_request(self.client.facts, settings, spec, limits))
         self._waiting.setdefault(key, deque()).append(container)
 
     def discard(self, container: Container) -> None:
@@ -114,6 +113,7 @@ class Hub:
         """The last one to leave closes."""
         self.users.discard(user)
         if not self.users and not self.is_closed:
+            self.is_closed = True
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
 
@@ -140,11 +140,13 @@ class Hub:
     async def _remove(self, container: Container) -> None:
         if not await container.remove():
             self._swept = None  # look again when the engine is back
+            _left.setdefault(self.client.address, set()).add(container.name)
         self.alive.pop(container.name, None)
 
     async def _sweep(self) -> None:
         try:
             await sweep(self.client, _is_known)
+            _left.pop(self.client.address, None)
         except (FumehoodError, Refused):
             self._swept = None  # the next one will
 
@@ -171,24 +173,51 @@ class Hub:
             self.is_closed = True
             for task in self._tasks:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            await asyncio.gather(*map(self._remove, list(self.alive.values())))
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    if self._tasks:
+                        await asyncio.wait(self._tasks)
+                    await asyncio.gather(*map(self._remove, list(self.alive.values())))
+            except TimeoutError:
+                pass
             await self.client.close()
             with _lock:
+                _leave_behind(self)
                 if _hubs.get((self.loop, self.client.address)) is self:
                     del _hubs[self.loop, self.client.address]
+
+
+def _request(facts: Facts, settings: Settings, spec: SandboxSpec, limits: Limits) -> dict[str, Any]:
+    request = body.create_body(settings, spec, limits, facts.cpus)
+    return podman.reworded(request) if facts.is_podman else request
 
 
 def _is_known(name: str) -> bool:
     return any(name.lstrip("/") in hub.alive for hub in list(_hubs.values()))
 
 
+def _leave_behind(hub: Hub) -> None:
+    if hub.alive:
+        _left.setdefault(hub.client.address, set()).update(hub.alive)
+
+
 def _remove_all() -> None:
     """At the end of the process: what nobody closed."""
-    if _pid != os.getpid():
-        return
-    for (_, address), hub in list(_hubs.items()):
-        names = [container.name for container in list(hub.alive.values())]
-        if names and hub.client.facts is not None:
-            remove_now(address, hub.client.facts.version, names)
+    for hub in list(_hubs.values()):
+        _leave_behind(hub)
+    for address, names in list(_left.items()):
+        if address in _known:
+            remove_now(address, _known[address].version, list(names))
+
+
+def _after_fork() -> None:
+    """The containers are the parent's, and so is the far end of each stream."""
+    global _lock
+    _lock = threading.Lock()
+    _parents.extend(_hubs.values())
+    for hub in _hubs.values():
+        for container in hub.alive.values():
+            if hasattr(container, "link"):
+                container.link.let_go()
+    for inherited in (_hubs, _known, _left):
+        inherited.clear()

@@ -7,7 +7,6 @@ import errno
 import json
 import marshal
 import os
-import signal
 from collections import deque
 from typing import Any
 
@@ -15,10 +14,8 @@ from ...errors import EngineFailed, SandboxLost
 from ...guest import wire
 from ...types import Exited, Output, Reason
 from ..base import Event, Process
-from .container import Container
+from .container import KILLED, LOST, Container
 
-KILLED = 128 + signal.SIGKILL
-LOST = "the container went away while the program ran, or the Docker daemon did; try again"
 _ORDER = 1 << 19  # bytes of an order that go with the request to start
 _CONTAINER_GRACE_S = 3.0  # how long a killed program may take to end before its container is killed
 _CLOSE_S = 3.5
@@ -171,8 +168,8 @@ class Program(Process):
 
     async def _end_with_container(self) -> Event:
         fate = await self._container.fate()
-        if fate is None and not self._is_killed:
-            raise SandboxLost(LOST)
+        if fate != "memory" and not self._is_killed:
+            raise SandboxLost(LOST[fate])
         self.has_ended = True
         return Exited(KILLED, "memory" if fate == "memory" else "signal", state_lost=True)
 

@@ -102,7 +102,7 @@ def _network(asked: Mapping[str, Any], has: Mapping[str, Any], inside: Mapping[s
 
 def _processes(asked: Mapping[str, Any], has: Mapping[str, Any], inside: Mapping[str, Any], is_silent: bool) -> Axis:
     most = asked["PidsLimit"]
-    if has.get("PidMode"):
+    if has.get("PidMode") not in (None, "", "private"):
         return Axis("none", "the host's processes are visible", step="pid_namespace", fix="use another engine")
     if has.get("PidsLimit") == most and (is_silent or (inside.get("cgroup") or {}).get("processes") == most):
         return Axis("sealed", f"own pid namespace; cgroup pids, at most {most}")
@@ -111,7 +111,7 @@ def _processes(asked: Mapping[str, Any], has: Mapping[str, Any], inside: Mapping
 
 
 def _ipc(has: Mapping[str, Any]) -> Axis:
-    if has.get("IpcMode") in ("none", "private"):
+    if has.get("IpcMode") in ("none", "private", "shareable"):  # the last is Podman's word for one's own
         return Axis("sealed", "own ipc namespace, no message queues")
     return Axis("none", "ipc shared with others", step="ipc_namespace", fix="use another engine")
 

@@ -30,16 +30,14 @@ def own_labels() -> dict[str, str]:
 
 
 def is_left_over(labels: Mapping[str, str]) -> bool:
-    expires = labels.get(EXPIRES, "")
-    if expires.isdigit() and time.time() > int(expires):
-        return True
+    """Its owner is dead; or nobody here can tell, and its time is over."""
     boot, _, rest = labels.get(OWNER, "").partition(":")
     pid, _, started = rest.partition(":")
-    if not boot or boot != _boot() or not pid.isdigit() or not started.isdigit():
-        return False  # of another machine, or from before its restart: its time will come
-    if labels.get(NAMESPACE) != _namespace():
-        return False  # its pid means somebody else here
-    return not _lives(int(pid), started)
+    is_of_here = boot and boot == _boot() and labels.get(NAMESPACE) == _namespace()  # elsewhere its pid is another's
+    if is_of_here and pid.isdigit() and started.isdigit():
+        return not _lives(int(pid), started)
+    expires = labels.get(EXPIRES, "")
+    return expires.isdigit() and time.time() > int(expires)
 
 
 def _lives(pid: int, started: str) -> bool:
