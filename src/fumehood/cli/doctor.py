@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
 def examine(args: argparse.Namespace) -> dict[str, Any]:
     """Everything doctor knows, as plain data."""
     settings = load_settings(args).settings
-    level, axes, error = None, {}, None
+    level, axes, error, fallback = None, {}, None, None
     try:
         with open_sandbox(settings) as sandbox:
-            receipt = sandbox.check().as_dict()
-        level = receipt.pop("level")
-        axes = receipt
+            found = sandbox.check()
+        axes, fallback = found.as_dict(), found.fallback
+        level = axes.pop("level")
     except FumehoodError as caught:
         error = {"type": type(caught).__name__, "message": str(caught)}
         if isinstance(caught, IsolationUnavailable):
@@ -68,6 +68,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         "machine": platform.machine(),
         "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
         "backend": settings.type,
+        "fallback": fallback,
         "isolation": settings.isolation,
         "require": settings.require,
         "level": level,
@@ -110,6 +111,11 @@ def _warnings(settings: Settings) -> list[str]:
         )
     if settings.network:
         warnings.append("The network is on for every program (SANDBOX_NETWORK). Unset it to close the network.")
+    if settings.fallback is not None:
+        bound = "" if settings.require else ", at whatever level that gives: SANDBOX_REQUIRE sets a bound"
+        warnings.append(
+            f"When {settings.type} cannot be had, programs run on {settings.fallback} (SANDBOX_FALLBACK){bound}."
+        )
     if settings.require is None:
         warnings.append("SANDBOX_REQUIRE is not set: a host that can only give a weaker level would still run code.")
     return warnings
@@ -149,8 +155,13 @@ def _level(report: dict[str, Any], style: terminal.Style) -> list[str]:
         lines += [f"  {name}: {style(error[name])}" for name in ("step", "errno", "fix") if name in error]
         return lines
     level = report["level"]
-    given = f"Backend {style(report['backend'], 'bold')} gives level {style(level, COLOUR[level], 'bold')}"
-    lines = [f"{given}: {EXPLAINED[level]}.", ""]
+    fallback, lines = report["fallback"], []
+    if fallback is not None:
+        why = f"Backend {fallback['from']} cannot be had:"
+        lines = [f"{style(why, 'yellow', 'bold')} {style(fallback['reason'])}"]
+    name = report["backend"] if fallback is None else f"{fallback['to']} (SANDBOX_FALLBACK)"
+    given = f"Backend {style(name, 'bold')} gives level {style(level, COLOUR[level], 'bold')}"
+    lines += [f"{given}: {EXPLAINED[level]}.", ""]
     told: set[str] = set()
     for name, axis in report["axes"].items():
         lines.append(

@@ -17,7 +17,7 @@ def table(chosen: Iterable[tuple[dict[str, Any], str]]) -> Iterator[str]:
         (
             _text(record, "timestamp")[:19].replace("T", " ") or name[:15],
             (_text(record, "execution_id") or _text(record, "hash"))[:24],
-            _text(record, "backend"),
+            _where(record),
             _text(record, "language") or _text(record, "kind"),
             str(exit_code(record)),
             _outcome(record),
@@ -56,6 +56,7 @@ def page(record: dict[str, Any], name: str) -> Iterator[str]:
         "step": record.get("step"),
         "reason given": record.get("reasoning_trace"),
         "backend": record.get("backend"),
+        "fallback": _fallback(record),
         "isolation": isolation.get("level") if isinstance(isolation, dict) else None,
         "kind": record.get("kind"),
         "session": record.get("session_id"),
@@ -115,6 +116,22 @@ def _outcome(record: dict[str, Any]) -> str:
     meta = _result(record).get("meta")
     reason = meta.get("reason") if isinstance(meta, dict) else None
     return str(reason or ("ok" if exit_code(record) == 0 else "error"))
+
+
+def _where(record: dict[str, Any]) -> str:
+    stamp = _stamp(record)
+    return _text(record, "backend") + ("" if stamp is None else f" for {stamp.get('from')}")
+
+
+def _fallback(record: dict[str, Any]) -> str | None:
+    stamp = _stamp(record)
+    return None if stamp is None else f"instead of {stamp.get('from')}: {stamp.get('reason')}"
+
+
+def _stamp(record: dict[str, Any]) -> dict[str, Any] | None:
+    meta = _result(record).get("meta")
+    stamp = meta.get("fallback") if isinstance(meta, dict) else None
+    return stamp if isinstance(stamp, dict) else None
 
 
 def _text(record: dict[str, Any], key: str) -> str:

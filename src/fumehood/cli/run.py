@@ -176,10 +176,17 @@ def _report(result: ExecutionResult, as_json: bool) -> None:
         terminal.silence(sys.stdout)
     if not as_json:
         terminal.write(sys.stderr, result.stderr)
+        if "fallback" in result.meta:
+            terminal.note(fallback_line(result.meta["fallback"]))
         if result.meta.get("timeout_clamped"):
             terminal.note(f"the timeout was cut to {result.meta['timeout']:g} s, the ceiling (SANDBOX_MAX_TIMEOUT_SEC)")
         if result.meta.get("truncated"):
             terminal.note("the output was cut; SANDBOX_MAX_OUTPUT_KB raises the limit")
+
+
+def fallback_line(stamp: Mapping[str, str]) -> str:
+    """Who ran it instead, and why."""
+    return f"{stamp['to']} stood in for {stamp['from']} (SANDBOX_FALLBACK): {stamp['reason']}"
 
 
 def to_json(result: ExecutionResult) -> str:

@@ -25,7 +25,7 @@ from .shell_input import Statements, lines_of_pipe, lines_of_terminal
 
 if TYPE_CHECKING:
     from ..sync_session import Session
-    from ..types import ExecutionResult
+    from ..types import ExecutionResult, Receipt
 
 FAILED = 1
 IMAGES = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
@@ -97,8 +97,8 @@ class Shell:
     def talk(self) -> int:
         """With somebody at a terminal."""
         signal.signal(signal.SIGINT, signal.default_int_handler)  # even if our parent ignores it
-        level = self._open().check().level
-        terminal.note(f"{__version__}, {self._settings['type']}, {level}; :help says what can be typed")
+        level = self._ready().level
+        terminal.note(f"{__version__}, {self._open().backend_name}, {level}; :help says what can be typed")
         statements = Statements()
         for line in lines_of_terminal(statements):
             if not self._take(statements, line):
@@ -107,7 +107,7 @@ class Shell:
 
     def read(self) -> int:
         """From a pipe or a file."""
-        self._open().check()
+        self._ready()
         statements = Statements()
         for line in lines_of_pipe():
             if not self._take(statements, line) or self._interrupted:
@@ -160,8 +160,14 @@ class Shell:
 
     def _reset(self) -> None:
         self._close()
-        self._open().check()
+        self._ready()
         terminal.note("a fresh sandbox: variables and files are gone")
+
+    def _ready(self) -> Receipt:
+        receipt = self._open().check()
+        if receipt.fallback is not None:
+            terminal.note(one_shot.fallback_line(receipt.fallback))
+        return receipt
 
     def _open(self) -> Session:
         if self._session is None:

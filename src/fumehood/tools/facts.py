@@ -69,7 +69,7 @@ class Facts(NamedTuple):
 
     def words(self) -> dict[str, str]:
         """What stands for each name in a description."""
-        settings, places = self.settings, self.places
+        settings, places, limits = self.settings, self.places, self.settings.limits()
         libraries = (*self.requirements, *(name for name in self.libraries if name not in self.requirements))
         return {
             "tmp": places.tmp,
@@ -81,7 +81,7 @@ class Facts(NamedTuple):
             "commands": _listed("commands", settings.allowed_commands),
             "packages": _listed("packages", settings.allowed_packages),
             "languages": ", ".join(filter(self._can_run, settings.supported_languages)) or "none",
-            "file_mb": str(min(MAX_FILE_BYTES // _MB, settings.file_mb, settings.disk_mb)),
+            "file_mb": str(min(MAX_FILE_BYTES, limits.file_bytes, limits.disk_bytes) // _MB),
             "limits": self._limits(),
             "exec_timeout": f"{self.exec_timeout_s:g}",
             "code_timeout": f"{settings.timeout_sec:g}",
@@ -96,11 +96,11 @@ class Facts(NamedTuple):
         return f"Datasets{how}: {', '.join(self.datasets)}." if self.datasets else ""
 
     def _limits(self) -> str:
-        bounds = []
+        bounds, limits = [], self.settings.limits()
         if self._level("memory") not in (None, "none"):
-            bounds.append(f"{self.settings.memory_mb} MB of memory")
+            bounds.append(f"{limits.memory_bytes // _MB} MB of memory")
         if self._level("disk") in ("sealed", "confined"):  # below, each file is bounded but not their sum
-            bounds.append(f"{self.settings.disk_mb} MB of disk")
+            bounds.append(f"{limits.disk_bytes // _MB} MB of disk")
         shown = f"{self.settings.max_output_kb} KB of each output stream are shown."
         return f"{', '.join(bounds)}; {shown}" if bounds else shown
 
