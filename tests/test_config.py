@@ -462,6 +462,9 @@ AGAINST_THE_USERS_FILE = [
     ("allowed_packages: [numpy]", "allowed_packages: ['*']", False),
     ("allowed_packages: []", "allowed_packages: [numpy]", False),
     ("allowed_packages: [numpy, six]", "allowed_packages: [six]", True),
+    ("source_packages: [numpy]", "source_packages: [numpy, evil]", False),
+    ("source_packages: [numpy, six]", "source_packages: [six]", True),
+    ("source_packages: []", "source_packages: [six]", False),
     ("allowed_commands: ['*']", "allowed_commands: [ls]", True),
     ("allowed_commands: []", "allowed_commands: [ls]", False),
     ("isolation: process", "isolation: confined", True),
@@ -651,3 +654,9 @@ def test_importing_and_loading_pulls_in_nothing_heavy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_packages_that_are_built_are_named_one_by_one():
+    assert load({"source_packages": "numpy,six"}, environ={}).settings.source_packages == ("numpy", "six")
+    with pytest.raises(ConfigurationError, match=r"source_packages = '\*' .*each is named"):
+        load({"source_packages": "*"}, environ={})

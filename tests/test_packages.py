@@ -40,13 +40,30 @@ def wheel(directory, name, version, requires=(), tag="py3-none-any", files=()):
             archive.writestr(path, text)
 
 
-def sdist(directory, name, version, canary=None):
+BACKEND = """
+import os, zipfile
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    if {name!r} == "broken":
+        raise RuntimeError("it lacks a compiler")
+    info, wheel = "{name}-{version}.dist-info/", "{name}-{version}-py3-none-any.whl"
+    requires = "".join("Requires-Dist: %s\\n" % one for one in {requires})
+    with zipfile.ZipFile(os.path.join(directory, wheel), "w") as archive:
+        archive.writestr("{name}.py", "built = True\\n")
+        archive.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n" + requires)
+        archive.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr(info + "RECORD", "{name}.py,,\\n")
+    return wheel
+"""
+
+
+def sdist(directory, name, version, canary=None, requires=()):
     """Its build backend is its own file, needs nothing, and leaves a mark where it runs."""
     backend = f"open({str(canary)!r}, 'w').close()\n" if canary else ""
     contents = {
         "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'back'\nbackend-path = ['.']\n",
-        "back.py": backend,
+        "back.py": backend + BACKEND.format(name=name, version=version, requires=list(requires)),
     }
     with tarfile.open(directory / f"{name}-{version}.tar.gz", "w:gz") as archive:
         for path, text in contents.items():
@@ -404,6 +421,50 @@ def test_no_code_of_a_package_runs_here_even_if_a_dependency_has_an_address(sett
     bare = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", str(house), "--only-binary", ":all:"]
     subprocess.run([*bare, "--target", str(tmp_path / "bare"), "direct"], capture_output=True, check=False, cwd="/")
     assert canary.exists()
+
+
+# --- what is built, because the user said so
+
+
+@pytest.mark.parametrize("source", ["wheelhouse", "index"])
+def test_a_package_that_was_named_is_built_and_what_it_needs_is_not(request, source, house, tmp_path):
+    sdist(house, "made", "1.0", tmp_path / "made ran", ["alpha<2"])
+    settings = request.getfixturevalue("settings" if source == "wheelhouse" else "index")
+    with pytest.raises(PackageError, match=r"made has no wheel .*SANDBOX_SOURCE_PACKAGES"):
+        ensure(["made"], settings)
+    assert not (tmp_path / "made ran").exists()
+    layer = ensure(["made"], settings._replace(source_packages=("Made",)))
+    assert layer.installed == ("alpha==1.0", "made==1.0")
+    assert (tmp_path / "made ran").exists()
+    assert (Path(layer.path) / "made.py").read_text() == "built = True\n"
+    with pytest.raises(PackageError, match="made has no wheel"):  # the layer was kept for who may build it
+        ensure(["made"], settings)
+
+
+def test_to_build_one_package_is_not_to_build_another(settings, house, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    for name in ("evil", "other"):
+        sdist(tmp_path if name == "evil" else house, name, "1.0", tmp_path / f"{name} ran")
+    wheel(house, "direct", "1.0", [f"evil @ {(tmp_path / 'evil-1.0.tar.gz').as_uri()}"])
+    sdist(house, "made", "1.0", tmp_path / "made ran", ["other"])
+    trusting = settings._replace(source_packages=("made", "onlysource"))
+    with pytest.raises(PackageError, match=r"from an address of its own choice.*refused"):
+        ensure(["onlysource", "direct"], trusting)
+    with pytest.raises(PackageError, match=r"other has no wheel .* list it in SANDBOX_SOURCE_PACKAGES"):
+        ensure(["made"], trusting)
+    with pytest.raises(PackageError, match=r"onlysource has no wheel .* and in requirements"):
+        ensure(["needs-source"], trusting)
+    assert ensure(["needs-source", "onlysource"], trusting).installed == ("needs-source==1.0", "onlysource==1.0")
+    assert (tmp_path / "made ran").exists()
+    assert not (tmp_path / "evil ran").exists()
+    assert not (tmp_path / "other ran").exists()
+
+
+def test_a_build_that_fails_says_what_to_do(settings, house):
+    sdist(house, "broken", "1.0")
+    with pytest.raises(PackageError, match=r"broken could not be built from source: .*SANDBOX_WHEELHOUSE.*compiler"):
+        ensure(["broken"], settings._replace(source_packages=("broken",)))
+    assert leftovers(settings) == []
 
 
 def test_a_dependency_with_an_address_is_refused_though_it_is_a_wheel(settings, house, tmp_path):

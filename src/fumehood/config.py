@@ -89,6 +89,7 @@ class Settings(NamedTuple):
     tools_dir: str | None = None
     allowed_commands: tuple[str, ...] = DEFAULT_COMMANDS
     allowed_packages: tuple[str, ...] = ("*",)
+    source_packages: tuple[str, ...] = ()
     wheelhouse: str | None = None
     packages_dir: str | None = None
     docker_host: str | None = None
@@ -181,6 +182,7 @@ FIELDS: tuple[Field, ...] = (
     Field("tools_dir", v.optional(v.path), v.NEVER, "Directory of your own tools."),
     Field("allowed_commands", v.commands, v.SUBSET_OR_ALL, "Commands `exec` may start; * = all, empty = none."),
     Field("allowed_packages", v.packages, v.SUBSET_OR_ALL, "Packages `requirements` may name; * = all, empty = none."),
+    Field("source_packages", v.named_packages, v.SUBSET, "Packages built here from source: their code runs unsealed."),
     Field("wheelhouse", v.optional(v.path), v.NEVER, "Directory of wheels to install from instead of an index."),
     Field("packages_dir", v.optional(v.path), v.NEVER, "Where installed requirements are kept; none = your cache."),
     Field(

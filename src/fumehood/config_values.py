@@ -151,6 +151,13 @@ def packages(value: object) -> tuple[str, ...]:
     return names
 
 
+def named_packages(value: object) -> tuple[str, ...]:
+    names = packages(value)
+    if "*" in names:
+        raise ValueError("a list of package names, such as numpy,polars; each is named, so * is not taken")
+    return names
+
+
 def languages(value: object) -> tuple[str, ...]:
     found = [lookup(name) for name in _items(value) or ()]
     names = tuple(dict.fromkeys(language.name for language in found if language is not None))

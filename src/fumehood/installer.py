@@ -1,4 +1,7 @@
-"""pip or uv, run outside the sandbox: wheels only, so that no package's code runs here. Their errors become ours."""
+"""pip or uv, run outside the sandbox: wheels only, so that no package's code runs here. Their errors become ours.
+
+What SANDBOX_SOURCE_PACKAGES names is the exception: it is made into a wheel first, alone, by code of its own.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ _PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _UV_UNKNOWN = re.compile(r"(?:Because|because) (\S+) was not found in")
 _UV_NO_WHEEL = re.compile(r"(\S+?)(?:[<>=!~]=?\S+)? has no (?:usable wheels|wheels with)")
 _UV_NO_VERSION = re.compile(r"there is no version of (\S+)|only (\S+?)(?:[<>=!~]=?\S+)? is available")
+_BUILD_SAID = re.compile(r"^ {4,}(?:error: .+|[\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # pip indents it
 _FILE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._]*?)-(\d[^\s/#?&\"'<>()]*?)(\.whl|\.tar\.gz|\.zip|\.tar\.bz2|\.tgz)(?![\w.])"
 )
@@ -54,16 +58,25 @@ class Files(NamedTuple):
 
 
 def install(
-    wanted: Sequence[Requirement], site: str, wheelhouse: str | None, timeout_s: float, tick: Callable[[], None]
+    wanted: Sequence[Requirement],
+    site: str,
+    wheelhouse: str | None,
+    built: Sequence[Requirement],
+    timeout_s: float,
+    tick: Callable[[], None],
 ) -> None:
-    """Put the requirements and what they need into `site`. `tick` is called while it lasts."""
+    """Put the requirements, of which some are `built`, and what they need into `site`. `tick` is called meanwhile."""
     if wheelhouse is not None and not os.path.isdir(wheelhouse):
         raise PackageError(f"the wheelhouse {wheelhouse} is not a directory: make it, or change SANDBOX_WHEELHOUSE")
     deadline = time.monotonic() + timeout_s
     installer = _installer(wheelhouse, deadline, tick)
     source = [] if wheelhouse is None else ["--no-index", "--find-links", wheelhouse]
-    command = [*installer, "--target", site, "--only-binary", ":all:", *source, *map(str, wanted)]
-    code, output = _run(command, deadline, tick)
+    with tempfile.TemporaryDirectory(prefix="fumehood-built-") as wheels:
+        for requirement in built:
+            _build(requirement, wheels, wheelhouse, source, deadline, tick)
+        own = ["--find-links", wheels] if built else []
+        command = [*installer, "--target", site, "--only-binary", ":all:", *source, *own, *map(str, wanted)]
+        code, output = _run(command, deadline, tick)
     if code != 0:
         _fail(wanted, output, wheelhouse, site, deadline, tick)
     for entry in os.listdir(site):
@@ -97,10 +110,31 @@ def _installer(wheelhouse: str | None, deadline: float, tick: Callable[[], None]
     return [*only, *pip, "install", *_PIP_OPTIONS]
 
 
-_PIP_OPTIONS = (
-    *("--no-compile", "--no-user", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"),
-    *("--no-warn-script-location", "--no-warn-conflicts", "--retries", "2"),
-)
+_PIP_BASE = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2")
+_PIP_OPTIONS = (*_PIP_BASE, "--no-compile", "--no-user", "--no-warn-script-location", "--no-warn-conflicts")
+
+
+def _build(
+    requirement: Requirement,
+    wheels: str,
+    wheelhouse: str | None,
+    source: Sequence[str],
+    deadline: float,
+    tick: Callable[[], None],
+) -> None:
+    """Alone: what it depends on is installed as wheels, so that nobody's code runs but of those that were named."""
+    if not importlib.util.find_spec("pip"):
+        raise PackageError(f"{requirement} is built with pip, and there is none: run `{sys.executable} -m ensurepip`")
+    only = [] if wheelhouse is None else _ONLY_THE_WHEELHOUSE
+    formats = ("--only-binary", ":all:", "--no-binary", requirement.name)
+    pip = (*only, sys.executable, "-P", "-m", "pip", "wheel", *_PIP_BASE, "--no-deps", "--wheel-dir", wheels)
+    code, output = _run([*pip, *formats, *source, str(requirement)], deadline, tick)
+    if code != 0:
+        raise PackageError(
+            f"{requirement} could not be built from source: mend what it lacks on this machine, or take it out of "
+            f"SANDBOX_SOURCE_PACKAGES and put a wheel of it into SANDBOX_WHEELHOUSE. "
+            f"{_last_lines([output, *_BUILD_SAID.findall(output)][-1])}"
+        )
 
 
 def _pip() -> list[str]:
@@ -174,7 +208,8 @@ def _missing(what: str, where: str, found: Files, versions: str) -> NoReturn:
     if found.sources and not versions:
         raise PackageError(
             f"{what} has no wheel for {here} {where}, only source, which is not built: "
-            "choose a version or another package that has one, or build it and put it into SANDBOX_WHEELHOUSE"
+            "choose a version or another package that has one, build it and put it into SANDBOX_WHEELHOUSE, or let it "
+            "be built on this machine, outside the sandbox: list it in SANDBOX_SOURCE_PACKAGES and in requirements"
         )
     if found.wheels and not versions:
         raise PackageError(f"{what} has wheels {where}, but none for {here}: choose another version or package")

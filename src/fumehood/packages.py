@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from .config import Settings, user_directory
 from .errors import PackageError
-from .requirements import Requirement, check_allowed, parse
+from .requirements import Requirement, check_allowed, normalised, parse
 
 if sys.platform != "win32":
     import fcntl
@@ -45,8 +45,10 @@ def ensure(requirements: Sequence[str], settings: Settings, progress: Callable[[
     wanted = parse(requirements)
     check_allowed(wanted, settings.allowed_packages)
     wheelhouse = None if settings.wheelhouse is None else os.path.abspath(settings.wheelhouse)
+    trusted = {normalised(name) for name in settings.source_packages}
+    built = tuple(requirement for requirement in wanted if requirement.name in trusted)
     root = _root(settings)
-    key = _key(wanted, wheelhouse)
+    key = _key(wanted, wheelhouse, built)
     place = os.path.join(root, key)
     if (layer := _finished(place)) is not None:
         return layer
@@ -54,7 +56,7 @@ def ensure(requirements: Sequence[str], settings: Settings, progress: Callable[[
     try:
         _prepare(root)
         with _locked(os.path.join(root, f".{key}.lock"), say):
-            return _finished(place) or _make(place, wanted, wheelhouse, say)
+            return _finished(place) or _make(place, wanted, wheelhouse, built, say)
     except OSError as error:
         raise _unwritable(root, error) from error
 
@@ -70,7 +72,7 @@ def _root(settings: Settings) -> str:
     return os.path.join(cache, "packages")
 
 
-def _key(wanted: Sequence[Requirement], wheelhouse: str | None) -> str:
+def _key(wanted: Sequence[Requirement], wheelhouse: str | None, built: Sequence[Requirement]) -> str:
     """Everything that decides what would be installed."""
     what = {
         "format": FORMAT,
@@ -80,6 +82,8 @@ def _key(wanted: Sequence[Requirement], wheelhouse: str | None) -> str:
         "source": "index" if wheelhouse is None else "wheelhouse",
         "wheelhouse": wheelhouse,
     }
+    if built:
+        what["built"] = [requirement.name for requirement in built]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -108,7 +112,13 @@ def _prepare(root: str) -> None:
         )
 
 
-def _make(place: str, wanted: Sequence[Requirement], wheelhouse: str | None, say: Callable[[str], None]) -> Layer:
+def _make(
+    place: str,
+    wanted: Sequence[Requirement],
+    wheelhouse: str | None,
+    built: Sequence[Requirement],
+    say: Callable[[str], None],
+) -> Layer:
     from .installer import install  # needs subprocess, which a layer that is there does not
 
     root, key = os.path.split(place)
@@ -120,7 +130,7 @@ def _make(place: str, wanted: Sequence[Requirement], wheelhouse: str | None, say
         started = time.monotonic()
         names = ", ".join(str(requirement) for requirement in wanted)
         say(f"installing {names}")
-        install(wanted, site, wheelhouse, INSTALL_TIMEOUT_S, _ticking(say, f"installing {names}"))
+        install(wanted, site, wheelhouse, built, INSTALL_TIMEOUT_S, _ticking(say, f"installing {names}"))
         installed = tuple(sorted(_distributions(site)))
         with open(os.path.join(half, _PAGE), "w", encoding="utf-8") as file:
             json.dump({"format": FORMAT, "requirements": [str(r) for r in wanted], "installed": installed}, file)
