@@ -19,7 +19,7 @@ SOURCE = Path(fumehood.__file__).parent
 LAYERS = (
     ("guest",),
     ("types", "errors", "descriptors"),
-    ("config", "config_files", "config_values", "languages"),
+    ("config", "config_files", "config_table", "config_values", "languages"),
     ("engine",),
     ("backends.base",),
     ("backends",),

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from fumehood.config import DEFAULT_COMMANDS
+from fumehood.config_table import DEFAULT_COMMANDS
 from fumehood.errors import CommandNotAllowed, ConfigurationError
 from fumehood.policy import check_command
 
