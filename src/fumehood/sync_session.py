@@ -53,7 +53,7 @@ class Session:
 
     @property
     def settings(self) -> Settings:
-        """Every setting in force."""
+        """Every setting in force; where the fallback stands in, `type` names that."""
         return self._session.settings
 
     @property
