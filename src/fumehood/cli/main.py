@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": "replay",
     "shell": "shell",
     "config": "settings",
+    "image": "image",
     "bench": "bench",
 }
 

@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
         "language": args.language or language,
         "timeout": args.timeout,
         "args": args.program_args,
-        "env": _pairs("--env", args.env),
-        "files": {name: _read_file(path) for name, path in _pairs("--file", args.files).items()},
+        "env": pairs("--env", args.env),
+        "files": {name: _read_file(path) for name, path in pairs("--file", args.files).items()},
         "stdin": _stdin(args),
     }
     with open_sandbox(load_settings(args).settings) as sandbox:
@@ -220,14 +220,15 @@ def _as_text(data: bytes, origin: str) -> str:
         raise BadArgument(f"{origin} is not UTF-8 (byte {error.start}); save it as UTF-8 and try again") from None
 
 
-def _pairs(option: str, items: list[str]) -> dict[str, str]:
-    pairs = {}
+def pairs(option: str, items: list[str]) -> dict[str, str]:
+    """NAME=VALUE, any number of times."""
+    found = {}
     for item in items:
         name, separator, value = item.partition("=")
         if not name or not separator:
             raise BadArgument(f"{option} takes NAME=VALUE, not {item!r}")
-        pairs[name] = value
-    return pairs
+        found[name] = value
+    return found
 
 
 def _stdin(args: argparse.Namespace) -> bytes:

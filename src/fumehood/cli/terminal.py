@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ def write(stream: TextIO | None, text: str) -> None:
 def show(stream: TextIO | None, lines: Iterable[str]) -> None:
     """Write lines of ours: what is foreign in them has been through a `Style` or `safe`."""
     _put(stream, "".join(f"{line}\n" for line in lines))
+
+
+def write_over(stream: TextIO | None, line: str) -> None:
+    """Put one line of ours, made safe already, where the last one stood."""
+    _put(stream, f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
 
 
 def _put(stream: TextIO | None, text: str) -> None:
