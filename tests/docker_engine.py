@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import fcntl
 import http.client
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 _SERVICES = Path(__file__).parents[1] / "scripts" / "services"
 _IMAGE = "antigravity-sandbox:latest"
+_GROUP = "fumehood-second"
 
 
 @pytest.fixture(scope="session")
 def docker_host() -> str:
-    """The address of the tests' own engine, with the runner image in it: these tests end and restart what they find.
+    """The address of the tests' own engine, with the runner image in it.
 
     It is started on purpose, not by a test: `scripts/services image`; `scripts/services stop` ends it.
     """
@@ -37,48 +40,142 @@ def docker_host() -> str:
 
 
 @pytest.fixture
-def docker(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The same, and in the environment, where a user would say it; nobody ends it meanwhile."""
+def docker(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, and in the environment, where a user would say it."""
     monkeypatch.setenv("DOCKER_HOST", docker_host)
-    with _turn(docker_host, alone=False):
-        yield docker_host
+    return docker_host
 
 
 @pytest.fixture
-def docker_alone(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """An engine that may be ended: no other test uses it meanwhile."""
-    monkeypatch.setenv("DOCKER_HOST", docker_host)
-    with _turn(docker_host, alone=True):
-        daemon = Daemon(Path(docker_host.removeprefix("unix://")).parent)
-        yield daemon
-        daemon.start()
+def daemon(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """A second engine, which may be ended and hindered: one test at a time has it."""
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("only root may start a Docker engine, and only where one is installed")
+    home = Path(docker_host.removeprefix("unix://")).parent.parent / "cache" / "second"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        daemon = Daemon(home)
+        monkeypatch.setenv("DOCKER_HOST", daemon.address)
+        try:
+            daemon.start()
+            daemon.copy_image(docker_host)
+            yield daemon
+        finally:
+            daemon.clear()
 
 
 class Daemon:
-    def __init__(self, directory: Path) -> None:
-        self._pid_file = directory / "docker.pid"
+    """What it has stays where it is for the next test: only the image takes long."""
+
+    def __init__(self, home: Path) -> None:
+        self.address = f"unix://{home}/docker.sock"
+        self.data = home / "data"
+        self._home = home
+        self._process: subprocess.Popen[bytes] | None = None
+        self._containerd = self._start_containerd()
+
+    def start(self, *options: str) -> None:
+        settings = {"deprecated-key-path": str(self._home / "key.json")} if _is_old() else {}
+        (self._home / "daemon.json").write_text(json.dumps(settings))
+        (self._home / "docker.pid").unlink(missing_ok=True)
+        command = [
+            *("dockerd", "--config-file", f"{self._home}/daemon.json", "--host", self.address, "--group", "root"),
+            *("--data-root", str(self.data), "--exec-root", f"{self._home}/exec"),
+            *("--containerd", f"{self._home}/containerd.sock"),
+            *("--pidfile", f"{self._home}/docker.pid", "--bridge", "none", "--iptables=false", "--ip-forward=false"),
+            *("--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{_GROUP}", "--shutdown-timeout", "5"),
+        ]
+        self._process = self._run("docker", *command, *options)
+        until = time.monotonic() + 60
+        while _get(self.address, "/_ping") != 200:
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise AssertionError((self._home / "docker.log").read_text()[-3000:])
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
-        pid = int(self._pid_file.read_text())
-        assert str(self._pid_file.parent) in Path(f"/proc/{pid}/cmdline").read_text()
-        os.kill(pid, signal.SIGKILL)
-        while Path(f"/proc/{pid}/fd").exists():
-            time.sleep(0.01)
+        self.signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait(30)
 
-    def start(self) -> None:
-        subprocess.run([_SERVICES, "start"], check=True, capture_output=True, timeout=100)
+    def stop(self) -> None:
+        self.signal(signal.SIGTERM)
+        assert self._process is not None
+        self._process.wait(60)
+
+    def copy_image(self, address: str) -> None:
+        ours, theirs = (_docker(host, "images", "-q", "--no-trunc", _IMAGE) for host in (self.address, address))
+        if ours != theirs:
+            with subprocess.Popen(["docker", "save", _IMAGE], env=_client(address), stdout=subprocess.PIPE) as saving:
+                subprocess.run(
+                    ["docker", "load"], env=_client(self.address), stdin=saving.stdout, check=True, timeout=180
+                )
+            _docker(self.address, "image", "prune", "-f")
+
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """No room for another container. To be entered while it is stopped."""
+        place = self.data / "containers"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], check=True)
+        try:
+            with suppress(OSError):
+                (place / "filler").write_bytes(bytes(1 << 20))
+            yield
+        finally:
+            self.stop()
+            subprocess.run(["umount", place], check=True)
+
+    def clear(self) -> None:
+        """Whatever state it is in."""
+        if self._process is not None and self._process.poll() is None:
+            self.signal(signal.SIGCONT)
+        else:
+            self.start()
+        if containers := _docker(self.address, "ps", "-aq").split():
+            _docker(self.address, "rm", "-f", "-v", *containers)
+        self.stop()
+        self._containerd.terminate()
+        self._containerd.wait(30)
+        for mount in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+            if (place := mount.split()[4]).startswith(f"{self._home}/"):
+                subprocess.run(["umount", "-l", place], check=True)
+        for group in Path("/sys/fs/cgroup").glob(f"*/{_GROUP}"):
+            with suppress(OSError):
+                group.rmdir()
+
+    def _start_containerd(self) -> subprocess.Popen[bytes]:
+        """Of its own, as on most machines: containers outlive an engine that is killed."""
+        (self._home / "containerd.toml").write_text(
+            f'version = 2\nroot = "{self._home}/containerd/root"\nstate = "{self._home}/containerd/state"\n'
+            'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+            f'[grpc]\naddress = "{self._home}/containerd.sock"\n'
+        )
+        return self._run("containerd", "containerd", "--config", f"{self._home}/containerd.toml")
+
+    def _run(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with open(self._home / f"{name}.log", "wb") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
-@contextmanager
-def _turn(address: str, *, alone: bool) -> Iterator[None]:
-    """Many at a time, or one alone, over all processes; who wants to be alone is not overtaken."""
-    top = Path(address.removeprefix("unix://")).parent.parent
-    with open(top / "tests-gate", "w") as gate, open(top / "tests-turn", "w") as turn:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        fcntl.flock(turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        if not alone:
-            fcntl.flock(gate, fcntl.LOCK_UN)
-        yield
+def _is_old() -> bool:
+    """Engines before 23 keep a key in /etc/docker otherwise."""
+    said = subprocess.run(["dockerd", "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
+    return " 20." in said
+
+
+def _client(address: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "DOCKER_HOST": address, "DOCKER_CONFIG": "/nonexistent"}
+
+
+def _docker(address: str, *arguments: str) -> str:
+    done = subprocess.run(
+        ["docker", *arguments], env=_client(address), check=True, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout.strip()
 
 
 def _address() -> str:

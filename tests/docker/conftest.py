@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from docker_engine import docker, docker_alone, docker_host
+from docker_engine import daemon, docker, docker_host
 
-__all__ = ["docker", "docker_alone", "docker_host"]
+__all__ = ["daemon", "docker", "docker_host"]

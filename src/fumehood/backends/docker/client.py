@@ -148,16 +148,18 @@ class Client:
                     *lines, rest = (rest + part).split(b"\n")
                     for line in filter(None, map(bytes.strip, lines)):
                         tell(json.loads(line))
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, OSError) as error:  # it lets some of TLS through
             raise self.unreachable(error) from error
 
     async def close(self) -> None:
         await self._http.aclose()
 
     def unreachable(self, error: BaseException) -> BackendUnavailable:
-        where, cause = self.address.shown, _cause(error)
-        said = tls.explained(cause, where)
-        if said is None and isinstance(cause, OSError):
+        where, cause, said = self.address.shown, _cause(error), None
+        if self.address.tls is not None:
+            is_first = self.facts is None and isinstance(error, (httpx2.ReadError, httpx2.RemoteProtocolError))
+            said = tls.explained(cause, where, was_dropped=is_first)
+        elif isinstance(cause, OSError):
             said = _UNREACHABLE.get(cause.errno or 0, "").format(where=where)
         if said:
             return BackendUnavailable(said)
@@ -198,7 +200,7 @@ class Client:
         timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
         try:
             return await self._http.request(verb, path, json=body, params=params or None, timeout=timeout)
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, OSError) as error:  # it lets some of TLS through
             raise self.unreachable(error) from error
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -220,7 +222,7 @@ def remove_now(address: Address, version: tuple[int, int], identities: list[str]
         for identity in identities:
             try:
                 http.delete(f"/v{_dotted(version)}/containers/{quote(identity)}?force=1&v=1")
-            except httpx2.TransportError:
+            except (httpx2.TransportError, OSError):
                 return  # whoever starts next finds them by their labels
 
 

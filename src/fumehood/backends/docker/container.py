@@ -113,6 +113,7 @@ class Container:
         await self._ask(f"start a container of {image}", "POST", f"/containers/{self.name}/start")
         await self._meet(image, limits)
         self.inspected = await self._ask("show a container", "GET", f"/containers/{self.name}/json")
+        _check_runtime(settings.docker_runtime, self.inspected)
         self.receipt = receipt.write(request, self.inspected, self.inside)
         receipt.hold_to(settings.require, self.receipt)
 
@@ -163,3 +164,13 @@ class Container:
             return await self.client.ask(verb, path, content, **params)
         except Refused as refused:
             raise translated(refused, doing) from None
+
+
+def _check_runtime(asked: str | None, inspected: dict[str, Any]) -> None:
+    """Podman takes the word and does not act on it."""
+    used = (inspected.get("HostConfig") or {}).get("Runtime")
+    if asked not in (None, used):
+        raise BackendUnavailable(
+            f"DOCKER_RUNTIME is {asked!r} and the engine used {used!r} instead: make it the engine's own default there,"
+            " and unset DOCKER_RUNTIME"
+        )

@@ -44,7 +44,7 @@ def _refuse() -> bytes:
     raise ValueError("the key has a password, which nobody can be asked for")
 
 
-def explained(error: BaseException, where: str) -> str | None:
+def explained(error: BaseException, where: str, *, was_dropped: bool) -> str | None:
     """What went wrong with the handshake, if that is what went wrong."""
     said = str(error).lower()
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -52,7 +52,8 @@ def explained(error: BaseException, where: str) -> str | None:
             f"the certificate of the Docker daemon at {where} is not trusted ({error.verify_message}):"
             " put the ca.pem that signed it in DOCKER_CERT_PATH"
         )
-    if "certificate required" in said or "bad certificate" in said or "unknown ca" in said:
+    # Some say nothing to whom they do not know.
+    if was_dropped or "certificate required" in said or "bad certificate" in said or "unknown ca" in said:
         return (
             f"the Docker daemon at {where} wants a certificate that it trusts: put cert.pem and key.pem, signed by its"
             " authority, in DOCKER_CERT_PATH"
