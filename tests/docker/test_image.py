@@ -135,7 +135,8 @@ def test_a_step_that_fails_is_shown_with_its_last_lines(
     (tmp_path / "requirements.txt").write_text("no-such-package==1\n")
     code, said = failed(capfd, "--tag", tag, *without_libraries)
     assert code == 125
-    assert re.search(r"step 5 of \d+ \(RUN set -e; .*…\) failed", said)
+    assert re.search(r"step 5 of \d+ \(RUN set -e; .*…\) failed: returned a non-zero code: 1\. ", said)
+    assert "\x1b" not in said
     assert "with --wheelhouse" in said
     assert "No matching distribution found for no-such-package==1" in said
 

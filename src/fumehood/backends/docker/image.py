@@ -27,6 +27,8 @@ _TAIL = 20
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _TAG = re.compile(rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")  # the engine's own, of what a step writes to stderr
+_ENDED = re.compile(r"^The command .* (returned a non-zero code: \d+)$", re.DOTALL)
 _FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 _NO_PACKAGES = re.compile(
     r"no module named pip|no matching distribution|could not find a version|connection.* (broken|failed|refused)"
@@ -200,7 +202,7 @@ class _Listener:
         if "error" in message:
             self.error = str(message["error"])
         elif "stream" in message:
-            *lines, self._rest = (self._rest + str(message["stream"])).split("\n")
+            *lines, self._rest = (self._rest + _COLOUR.sub("", str(message["stream"]))).split("\n")
             for line in filter(str.strip, lines):
                 self._line(line)
         elif "status" in message:  # of a base that is pulled
@@ -225,7 +227,7 @@ def _failure(said: str, listener: _Listener, arguments: Mapping[str, str]) -> Fu
         return translated(Refused(400, said), "build the image")
     where = f"step {step.number} of {step.total} ({_short(step.instruction)})"
     if step.instruction.startswith("FROM "):
-        base = arguments.get("BASE", "of the Dockerfile")
+        base = arguments.get("BASE") or _usual_base()
         return EngineFailed(
             f"the base image {base} cannot be had ({said[:500]}): with --base name one that the engine has or can pull;"
             " where it reaches no registry, any that has python3 in it will do, together with --wheelhouse"
@@ -235,7 +237,13 @@ def _failure(said: str, listener: _Listener, arguments: Mapping[str, str]) -> Fu
         hint = ". The libraries could not be fetched: let the engine reach an index, or name a directory of wheels,"
         hint += " pip's own among them, with --wheelhouse"
     shown = f"; its last lines:\n{output}" if output else ""
-    return EngineFailed(f"the image was not built: {where} failed: {_short(said)}{hint}{shown}")
+    why = _short(_ENDED.sub(r"\1", said))
+    return EngineFailed(f"the image was not built: {where} failed: {why}{hint}{shown}")
+
+
+def _usual_base() -> str:
+    found = re.search(r"^ARG BASE=(\S+)", _own_files(None)[0][1].read_text(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 async def _found(client: Client, tag: str) -> Found | None:
