@@ -35,6 +35,11 @@ def refused(path):
     except OSError as error:
         return error.strerror
     return None
+def content(path):
+    try:
+        return open(path, "rb").read(1)
+    except OSError:
+        return b""
 print(json.dumps({
     "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
     "no_new_privs": int(status["NoNewPrivs"]),
@@ -47,6 +52,7 @@ print(json.dumps({
     "limits": [resource.getrlimit(each)[1] for each in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)],
     "disk": {path: os.statvfs(path).f_blocks * os.statvfs(path).f_frsize for path in ("/workspace", "/tmp")},
     "inodes": os.statvfs("/workspace").f_files,
+    "shown": [path for path in {MASKED} if (os.listdir(path) if os.path.isdir(path) else content(path))],
 }))
 """
 
@@ -54,7 +60,7 @@ print(json.dumps({
 def test_inspect_and_the_inside_agree(docker: str) -> None:
     assert wait_until(lambda: not containers_of(docker, os.getpid()))
     with open_session(type="docker", processes=60, inodes=500, warm_cells=0) as session:
-        inside = json.loads(session.run(LOOK).stdout)
+        inside = json.loads(session.run(LOOK.replace("{MASKED}", repr(body.MASKED))).stdout)
         (container,) = containers_of(docker, os.getpid())
         shown = ask(docker, "GET", f"/containers/{container['Id']}/json")
     host = shown["HostConfig"]
@@ -63,6 +69,7 @@ def test_inspect_and_the_inside_agree(docker: str) -> None:
     assert inside["filters"] == 2  # the engine's and ours
     assert (shown["Config"]["User"], inside["ids"]) == ("1000:1000", [1000, 1000, [1000]])
     assert (host["ReadonlyRootfs"], inside["root"]) == (True, "Read-only file system")
+    assert (host["MaskedPaths"], inside["shown"]) == (list(body.MASKED), [])
     assert (host["NetworkMode"], inside["interfaces"]) == ("none", ["lo"])
     assert host["Memory"] == host["MemorySwap"] == inside["memory"] == 256 * 2**20
     assert host["PidsLimit"] == inside["processes"] == 61

@@ -131,13 +131,10 @@ def in_a_throwaway_namespace(
     if not (as_real_root and os.geteuid() == 0):
         flags += ["-U", "-r"]
     nonce = secrets.token_hex(8)
-    job = {"attack": attack, "nonce": nonce, "values": dict(values)}
-    canary = str(values.get("CANARY", "none"))
-    environment = {"PATH": "/usr/bin:/bin", "ARM_API_KEY": canary, "SSH_AUTH_SOCK": "/tmp/agent"}
     done = subprocess.run(
         ["unshare", *flags, sys.executable, "-I", __file__],
-        input=json.dumps(job),
-        env=environment,
+        input=job(attack, nonce, values),
+        env=careless_environment(values),
         text=True,
         errors="replace",
         capture_output=True,
@@ -148,6 +145,16 @@ def in_a_throwaway_namespace(
     if not outcome.ran:
         raise RuntimeError(f"the control arm did not run: {done.stdout}\n{done.stderr}")
     return outcome
+
+
+def job(attack: str, nonce: str, values: Mapping[str, Any]) -> str:
+    """What this file, run as a program, reads from its standard input."""
+    return json.dumps({"attack": attack, "nonce": nonce, "values": dict(values)})
+
+
+def careless_environment(values: Mapping[str, Any]) -> dict[str, str]:
+    canary = str(values.get("CANARY", "none"))
+    return {"PATH": "/usr/bin:/bin", "ARM_API_KEY": canary, "SSH_AUTH_SOCK": "/tmp/agent"}
 
 
 # ---- canaries, on the host and on the stage of an arm
@@ -269,6 +276,8 @@ def set_stage(values: dict[str, Any]) -> list[Any]:
     abstract = serve_abstract(values["ABSTRACT"], canary.encode())
     values["SHMKEY"] = 0x46554D45
     share_memory(values["SHMKEY"], canary.encode())
+    if values.get("OWN_KEYRING"):
+        remember_key(canary)
     process = show_canary(canary)
     values["HOSTPID"] = process.pid
     leak = os.open("/etc/passwd", os.O_RDONLY)
@@ -309,11 +318,11 @@ def run_attack(attack: str, nonce: str, new_session: bool) -> None:
 
 
 def main() -> None:
-    job = json.load(sys.stdin)
-    values = job["values"]
+    given = json.load(sys.stdin)
+    values = given["values"]
     kept = set_stage(values)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    run_attack(fill(job["attack"], values), job["nonce"], "SAME_SESSION" not in values)
+    run_attack(fill(given["attack"], values), given["nonce"], "SAME_SESSION" not in values)
     os._exit(0 if kept else 1)
 
 

@@ -495,6 +495,27 @@ def schedules_itself_before_everyone() -> Any:
     return won
 
 
+@attack()
+def starves_pid_1_by_scheduling() -> Any:
+    """What is idle, last in line or bound to one busy CPU does not get to end anybody."""
+    idle, best_effort_last, own = 5, (2 << 13) | 7, os.getpid()
+    one_cpu = struct.pack("Q", 1)
+    calls = {
+        "setpriority": (141, 140, 0, 1, 19),
+        "setpriority of a user": (141, 140, 2, 0, 19),
+        "sched_setscheduler": (144, 119, 1, idle, struct.pack("i", 0)),
+        "sched_setparam": (142, 118, 1, struct.pack("i", 0)),
+        "sched_setattr": (314, 274, 1, struct.pack("IIQiIQQQ", 48, idle, 0, 0, 0, 0, 0, 0), 0),
+        "sched_setaffinity": (203, 122, 1, len(one_cpu), one_cpu),
+        "ioprio_set": (251, 30, 1, 1, best_effort_last),
+    }
+    if isinstance(syscall(203, 122, 0, len(one_cpu), one_cpu), str):
+        raise RuntimeError("numeric libraries bind their own threads")
+    if isinstance(syscall(141, 140, 0, 0, 1), str):
+        raise RuntimeError("os.nice is for everyone")
+    return own != 1 and [name for name, call in calls.items() if syscall(*call) == 0]
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Any]:
     try:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,23 @@ class Canaries:
     host_directory: Path
     workspace: Path
 
+    def clear(self) -> None:
+        for directory in (self.host_directory, self.workspace):
+            for path in list(directory.iterdir()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
 
 @pytest.fixture(scope="module")
 def canaries() -> Iterator[Canaries]:
+    with planted(Path.home() if os.access(Path.home(), os.W_OK) else Path("/var/tmp")) as canaries:
+        yield canaries
+
+
+@contextmanager
+def planted(place: Path) -> Iterator[Canaries]:
     """Things on the host that nobody inside may see, and an environment and descriptors that nobody may inherit."""
     canary = "canary" + secrets.token_hex(12)
-    home = Path.home() if os.access(Path.home(), os.W_OK) else Path("/var/tmp")
-    base = Path(tempfile.mkdtemp(prefix=".escape-", dir=home))
+    base = Path(tempfile.mkdtemp(prefix=".escape-", dir=place))
     secret = base / "secret.txt"
     secret.write_text(canary)
     host_directory, workspace = base / "hostdir", base / f"ws-{canary}"
@@ -161,7 +172,10 @@ def inside(canaries: Canaries) -> dict[str, Any]:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_the_sandbox_holds(name: str, sandbox: Any, canaries: Canaries) -> None:
     attack = arms.fill(PRELUDE + RUNNABLE[name]["code"], inside(canaries))
-    outcome, result = arms.in_the_sandbox(sandbox, attack)
+    assert_held(name, *arms.in_the_sandbox(sandbox, attack), canaries)
+
+
+def assert_held(name: str, outcome: arms.Outcome, result: Any, canaries: Canaries) -> None:
     assert result.meta["isolation"]["level"] == "sealed"
     assert outcome.ran, f"the probe never ran: {result}"
     assert outcome.finished or name == "sig03", f"the probe did not report: {result}"
@@ -176,11 +190,12 @@ def test_the_probe_wins_without_the_sandbox(name: str, canaries: Canaries) -> No
     values = canaries.values | STAGES.get(name, {})
     try:
         outcome = arms.in_a_throwaway_namespace(PRELUDE + RUNNABLE[name]["code"], values, as_real_root=True)
-        planted = list(canaries.host_directory.iterdir())
+        assert_won(name, outcome, canaries)
     finally:
-        for directory in (canaries.host_directory, canaries.workspace):
-            for path in list(directory.iterdir()):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        canaries.clear()
+
+
+def assert_won(name: str, outcome: arms.Outcome, canaries: Canaries) -> None:
     cannot = CANNOT_WIN.get(name) or (os.geteuid() != 0 and NEEDS_REAL_ROOT.get(name))
     if cannot:
         assert not outcome.won, f"listed as one that cannot win ({cannot}), and it won: {outcome.shown}"
@@ -191,7 +206,7 @@ def test_the_probe_wins_without_the_sandbox(name: str, canaries: Canaries) -> No
             pytest.skip(f"{reason} ({outcome.error or outcome.errno_name})")
     assert outcome.won, f"the probe proves nothing, it fails without the sandbox too: {outcome}"
     if name == "fsw01":
-        assert [path.name for path in planted] == ["pwned"]
+        assert [path.name for path in canaries.host_directory.iterdir()] == ["pwned"]
 
 
 LISTENER = """

@@ -15,6 +15,13 @@ PACKAGES = "/opt/packages"
 USER = 1000
 PATIENCE_S = 300.0  # a guest that hears nothing of its host for so long ends itself
 WAITING_S = 3600.0  # longer than that no container waits for a program
+# Docker's own list, what else tells of the host's kernel, and terminals, of which all containers share a few.
+MASKED = (
+    *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
+    *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
+    *("/sys/devices/virtual/dmi", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/kernel", "/sys/module"),
+    *("/sys/power", "/dev/pts"),
+)
 _MIB = 1024 * 1024
 _LEAST = 4 * _MIB
 _BOOT = (
@@ -30,6 +37,7 @@ def create_body(settings: Settings, spec: SandboxSpec, limits: Limits, cpus: int
         "NetworkMode": "bridge" if has_network(settings, spec) else "none",
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
+        "MaskedPaths": list(MASKED),
         "ReadonlyRootfs": True,
         "Privileged": False,
         "Tmpfs": _tmpfs(limits),
