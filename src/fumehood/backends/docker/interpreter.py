@@ -105,6 +105,7 @@ class Interpreter(Program):
 
     def _exited(self, status: int, cpu_ns: int, max_rss: int, flags: int) -> Exited:
         self._stop_run()
+        flags |= self._flags  # what an earlier answer told of this run is not told again
         exited = super()._exited(status, max(0, cpu_ns - self._cpu_ns), max_rss, flags)
         if self._ran_out_of_cpu:
             exited = exited._replace(exit_code=_SIGXCPU)
