@@ -32,7 +32,7 @@ from fumehood import (
 from fumehood.backends.base import Sandbox, SandboxSpec
 from fumehood.backends.fake import FakeBackend
 from fumehood.cli.main import main
-from fumehood.tools import Toolbox
+from fumehood.tools import Toolbox, run_python_code
 from fumehood.types import Output
 from support import DRIVERS, AsyncOnly, execute
 
@@ -45,6 +45,7 @@ NO_DAEMON = "Docker daemon not available"
 def dead_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Docker is chosen, and not there."""
     pytest.importorskip("httpx2", reason="the docker backend needs it: pip install 'fumehood[docker]'")
+    monkeypatch.setattr(fallback, "_outages", {})
     address = f"unix:///tmp/fumehood-no-{os.getpid()}.sock"
     for name, value in {
         "SANDBOX_TYPE": "docker",
@@ -52,6 +53,7 @@ def dead_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "DOCKER_HOST": address,
         "SANDBOX_ARTIFACTS_DIR": str(tmp_path / "artifacts"),
         "SANDBOX_OUTPUT_DIR": str(tmp_path / "output"),
+        "SANDBOX_PACKAGES_DIR": str(tmp_path / "packages"),
     }.items():
         monkeypatch.setenv(name, value)
     return address
@@ -284,6 +286,10 @@ def test_a_model_is_told_of_the_backend_that_runs() -> None:
     assert reply["stdout"] == "hi\n"
 
 
+def test_the_tools_that_are_functions_use_it_too() -> None:
+    assert "42" in run_python_code("print(6 * 7)")
+
+
 # ---- what stays behind, and the command line
 
 
@@ -367,6 +373,8 @@ def test_a_backend_that_is_slow_to_fail_is_not_asked_by_every_call(slow: SlowToF
         for _ in range(5):
             assert sandbox.execute("1").meta["fallback"]["to"] == "local"
         assert session.run("1").meta["fallback"] == sandbox.check().fallback
+        with get_sandbox(docker_host=slow.address, timeout_sec=7) as another:  # it is the same engine
+            another.execute("1")
         assert slow.asked == 1
 
 

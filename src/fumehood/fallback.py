@@ -25,7 +25,7 @@ _PATIENCE = 20  # times as long as the last failure took, before the chosen back
 _MOST_S = 300.0
 
 _NO_OUTAGE = (0.0, BackendUnavailable, "")
-_outages: dict[Settings, tuple[float, type[BackendError], str]] = {}  # until when not to ask; what it said
+_outages: dict[tuple[object, ...], tuple[float, type[BackendError], str]] = {}  # until when not to ask; what it said
 
 
 def open_chosen(settings: Settings) -> tuple[Backend, Spare | None]:
@@ -56,12 +56,14 @@ class Spare:
             )
         self.settings = settings._replace(type=settings.fallback, fallback=None)
         self.backend: Backend | None = None
-        self._chosen = settings
+        self._chosen = settings.type
+        own = [name for name in settings._fields if name.startswith(f"{settings.type}_")]
+        self._key = (settings.type, *(getattr(settings, name) for name in own))  # who fails for one fails for all such
         self._planner = Planner(self.settings)
 
     def heed_outage(self) -> None:
         """Raise what the chosen backend said last, if it need not be asked just now."""
-        until, kind, said = _outages.get(self._chosen, _NO_OUTAGE)
+        until, kind, said = _outages.get(self._key, _NO_OUTAGE)
         if time.monotonic() < until:
             raise kind(said)
 
@@ -86,11 +88,11 @@ class Spare:
     def used(self, error: BackendError, took_s: float) -> dict[str, str]:
         """Remember the outage. The stamp of results and receipts."""
         now = time.monotonic()
-        until = max(_outages.get(self._chosen, _NO_OUTAGE)[0], now + min(_MOST_S, _PATIENCE * took_s))
-        for settings in [settings for settings, outage in list(_outages.items()) if outage[0] < now]:
-            _outages.pop(settings, None)
-        _outages[self._chosen] = until, type(error), str(error)
-        return {"from": self._chosen.type, "to": self.settings.type, "reason": str(error)}
+        until = max(_outages.get(self._key, _NO_OUTAGE)[0], now + min(_MOST_S, _PATIENCE * took_s))
+        for key in [key for key, outage in list(_outages.items()) if outage[0] < now]:
+            _outages.pop(key, None)
+        _outages[self._key] = until, type(error), str(error)
+        return {"from": self._chosen, "to": self.settings.type, "reason": str(error)}
 
     def plan(self, plan: Plan) -> Plan:
         """The same execution there, with the limits that hold there."""
