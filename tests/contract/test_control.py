@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support import open_fds, wait_until, zombies
+
 from .test_programs import alive
 
 
@@ -72,22 +74,9 @@ def test_a_forked_process_can_execute_too(box):
 @pytest.mark.parametrize("count", [30])
 def test_many_executions_leave_no_descriptor_or_zombie(box, count):
     box.run("")
-    before = sorted(os.listdir("/proc/self/fd"))
+    before, dead = open_fds(), zombies()
     for _ in range(count):
         assert box.run("pass").exit_code == 0
     waiting = 2 * 10 if box.target.warm else 0  # descriptors of cells that wait and of their groups
-    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1 + waiting
-    assert zombies() == []
-
-
-def zombies() -> list[str]:
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                state, parent = file.read().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state == "Z" and int(parent) == os.getpid():
-            found.append(pid)
-    return found
+    assert wait_until(lambda: open_fds() <= before + 1 + waiting), (open_fds(), before)
+    assert wait_until(lambda: zombies() <= dead)

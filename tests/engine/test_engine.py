@@ -10,18 +10,21 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fumehood
-from fumehood.engine import engine
+from fumehood.engine import engine, launch
 from fumehood.engine.cell import Cell
 from fumehood.engine.engine import Engine
 from fumehood.errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
 from fumehood.types import AXES, Command, Exited, Limits, Output
+from support import open_fds, wait_until, zombies
 
 LIMITS = Limits(processes=32)
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -500,11 +503,11 @@ def test_a_stopped_zygote_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -
 
 def test_nothing_is_left_open_by_a_zygote_that_died(own_engine: Own) -> None:
     finish(start(own_engine, ""))
-    before = len(os.listdir("/proc/self/fd"))
+    before, dead = open_fds(), zombies()
     os.kill(own_engine.zygote_pid, signal.SIGKILL)
     finish(start(own_engine, ""))
-    assert len(os.listdir("/proc/self/fd")) <= before
-    assert zombies() == []
+    assert wait_until(lambda: open_fds() <= before), (open_fds(), before)
+    assert wait_until(lambda: zombies() <= dead)
 
 
 # ---- interpreters that do not start
@@ -514,20 +517,6 @@ def check_fails(monkeypatch: pytest.MonkeyPatch, executable: str | Path, match: 
     monkeypatch.setattr(sys, "executable", str(executable))
     with Own(level) as made, pytest.raises(EngineFailed, match=match):
         start(made, "print(1)")
-
-
-def zombies() -> list[str]:
-    """Children that ended and that nobody asked about."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit():
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if (state, parent) == ("Z", str(os.getpid())):
-                    found.append(entry.name)
-        except OSError:
-            continue
-    return found
 
 
 def script(path: Path, text: str) -> Path:
@@ -566,12 +555,31 @@ def test_an_interpreter_that_says_nothing_is_given_up_in_time(monkeypatch: pytes
 
 
 def test_a_failed_start_leaves_no_process_and_no_descriptor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before, dead = open_fds(), zombies()
     broken = script(tmp_path / "python3", f"{HEARS}; exit 1")
     for _ in range(3):
         check_fails(monkeypatch, broken, "ended while starting")
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert zombies() == []
+    assert wait_until(lambda: open_fds() <= before), (open_fds(), before)
+    assert wait_until(lambda: zombies() <= dead)
+
+
+def test_threads_that_start_at_once_share_no_interpreter_and_lose_none() -> None:
+    before, dead = open_fds(), zombies()
+    together = threading.Barrier(8)
+
+    def one() -> launch.Launched:
+        together.wait(20)
+        launch.launch_ahead()
+        return launch.launch(launch.host_executable())
+
+    with ThreadPoolExecutor(8) as threads:
+        launched = [each.result(30) for each in [threads.submit(one) for _ in range(8)]]
+    launched.append(launch.launch(launch.host_executable()))  # the one ahead of the next caller, if there is one
+    assert len({each.pid for each in launched}) == len(launched)
+    for each in launched:
+        each.end()
+    assert wait_until(lambda: open_fds() <= before), (open_fds(), before)
+    assert wait_until(lambda: zombies() <= dead)
 
 
 # ---- machines we have no table for

@@ -87,8 +87,7 @@ class Group:
         poll.register(self._occupant, select.POLLIN)
         if not poll.poll(wait_s * 1000):
             return False
-        os.close(self._occupant)
-        self._occupant = -1
+        self._forget_occupant()
         return True
 
     def arm(self, limits: Limits) -> None:
@@ -121,9 +120,7 @@ class Group:
     def remove(self) -> None:
         if self._occupant >= 0:
             self.is_free(1.0)
-        if self._occupant >= 0:
-            os.close(self._occupant)
-            self._occupant = -1
+        self._forget_occupant()
         self.let_go()
         for path in set(self.paths.values()):
             _remove(path)
@@ -131,6 +128,11 @@ class Group:
     def let_go(self) -> None:
         while self.doors:
             os.close(self.doors.pop())
+
+    def _forget_occupant(self) -> None:
+        occupant, self._occupant = self._occupant, -1  # in this order: Ctrl-C in between must not close it twice
+        if occupant >= 0:
+            os.close(occupant)
 
     def _holds_somebody(self) -> bool:
         """Also the dead whom nobody has waited for yet."""

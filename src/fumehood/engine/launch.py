@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 from ..errors import EngineFailed
 
@@ -62,18 +63,21 @@ class Launched:
 
 
 _ahead: Launched | None = None
+_ahead_lock = threading.Lock()  # two threads that each start one would lose one; two that take one would share it
 
 
 def launch_ahead() -> None:
     """For whoever calls `launch` next."""
     global _ahead
-    if _ahead is None:
-        _ahead = Launched(host_executable())
+    with _ahead_lock:
+        if _ahead is None:
+            _ahead = Launched(host_executable())
 
 
 def launch(executable: str) -> Launched:
     global _ahead
-    ahead, _ahead = _ahead, None
+    with _ahead_lock:
+        ahead, _ahead = _ahead, None
     if ahead is not None and executable == host_executable():
         return ahead
     if ahead is not None:
@@ -82,7 +86,8 @@ def launch(executable: str) -> Launched:
 
 
 def _after_fork() -> None:
-    global _ahead
+    global _ahead, _ahead_lock
+    _ahead_lock = threading.Lock()
     if _ahead is not None:
         _ahead.let_go()
         _ahead = None
