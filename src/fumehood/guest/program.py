@@ -152,8 +152,6 @@ class Program:
         kind = self.outputs.get(fd)
         if kind is None:
             return False
-        if kind == wire.CHANNEL:  # what it printed before comes before
-            self._hear_rest(wire.STDOUT, wire.STDERR)
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -161,6 +159,8 @@ class Program:
         except OSError:
             data = b""
         self.hear_status()
+        if kind == wire.CHANNEL:  # what it printed before it said this is in the pipes by now, and comes before
+            self._hear_rest(wire.STDOUT, wire.STDERR)
         if data:
             self._link.send(kind, self.number, data)
             return True
