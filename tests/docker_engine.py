@@ -120,6 +120,7 @@ class Daemon:
     def full_disk(self) -> Iterator[None]:
         """No room for another container. To be entered while it is stopped."""
         place = self.data / "containers"
+        subprocess.run(["mount", "--bind", self.data, self.data], check=True)  # else the engine does, over ours
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], check=True)
         try:
             with suppress(OSError):
@@ -127,7 +128,7 @@ class Daemon:
             yield
         finally:
             self.stop()
-            subprocess.run(["umount", place], check=True)
+            subprocess.run(["umount", place, self.data], check=True)
 
     def clear(self) -> None:
         """Whatever state it is in."""

@@ -121,7 +121,7 @@ class Calls:
         if isinstance(error, SandboxLost) and self.life.ended is not None:
             return SessionEnded(self.life.ended)
         if isinstance(error, SandboxLost) and self.keeper.sandbox is not None:
-            return SandboxLost(LOST)
+            return SandboxLost(f"{LOST} ({error})")
         return error  # it never started
 
     async def sandbox(self, given_up: Callable[[], bool] = lambda: False) -> Sandbox:

@@ -239,7 +239,7 @@ def test_an_engine_over_tls(tls_host: str, certificates: Path, monkeypatch: pyte
         assert [sandbox.execute("print(6 * 7)").stdout for _ in range(3)] == ["42\n"] * 3
         assert len(sandbox.execute("print('x' * 5_000_000)", timeout=30).stdout) > 5000
     with open_session(type="docker", warm_cells=0) as session:
-        session.write("a.txt", "text")
+        session.write("/workspace/a.txt", "text")
         assert session.run("x = open('a.txt').read()").exit_code == 0
         assert session.run("print(x)").stdout == "text\n"
 

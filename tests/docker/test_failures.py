@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_api import ask, containers_of
 
-from fumehood import BackendUnavailable, ConfigurationError, FumehoodError, SandboxLost, get_sandbox, open_session
-from fumehood.backends.docker import address
+from docker_engine import Daemon
+from fumehood import BackendUnavailable, FumehoodError, SandboxLost, get_sandbox, open_session
+from fumehood.backends.docker import client, container, pool
 from fumehood.backends.docker.client import Refused, translated
-from fumehood.config import Settings
 from support import wait_until
 
 
@@ -114,90 +114,71 @@ def test_what_the_engine_refuses_is_translated(said: str, kind: str, named: str)
     assert named in str(error)
 
 
-def test_an_engine_that_is_too_old_is_told() -> None:
-    answer = b"HTTP/1.1 200 OK\r\nApi-Version: 1.24\r\nContent-Length: 2\r\nConnection: close\r\n\r\nOK"
-    with socket.create_server(("127.0.0.1", 0)) as server:
+@contextlib.contextmanager
+def stub(*answers: bytes) -> Iterator[str]:
+    """Something that says these words in turn, one to a connection."""
+    path = f"/tmp/fumehood-test-{os.getpid()}-stub.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
 
         def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(answer)
+            for answer in answers:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        said = refusal(docker_host=f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        try:
+            yield f"unix://{path}"
+        finally:
+            os.unlink(path)
         thread.join(5)
-    assert "too old" in said
-    assert "1.24" in said
+        assert not thread.is_alive()
 
 
-def test_an_engine_over_tcp(docker: str) -> None:
-    forwarder = Forwarder(docker.removeprefix("unix://"))
-    with get_sandbox(type="docker", docker_host=forwarder.address, warm_cells=0) as sandbox:
-        assert sandbox.execute("print(6 * 7)").stdout == "42\n"
-    forwarder.close()
+def http_answer(status: str, body: str, **headers: str) -> bytes:
+    more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status}\r\n{more}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
 
 
-class Forwarder:
-    """From a port of the loopback to a socket."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._thread.join(5)
-
-    def _serve(self) -> None:
-        with self._server, contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    near, _ = self._server.accept()
-                except OSError:
-                    return
-                far = stack.enter_context(socket.socket(socket.AF_UNIX))
-                stack.enter_context(near)
-                far.connect(self._path)
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+def test_an_engine_that_is_too_old_is_told() -> None:
+    with stub(http_answer("200 OK", "OK", Api_Version="1.24")) as host:
+        said = refusal(docker_host=host)
+    assert "BackendUnavailable" in said
+    assert "too old: its API is 1.24, and 1.41" in said
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while data := source.recv(65536):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass
+def test_an_engine_that_is_too_new_is_told() -> None:
+    words = "client version 1.47 is too old. Minimum supported API version is 1.60, please upgrade your client"
+    answers = http_answer("200 OK", "OK", Api_Version="1.62"), http_answer("400 Bad Request", words)
+    with stub(*answers) as host:
+        said = refusal(docker_host=host)
+    assert "BackendUnavailable" in said
+    assert "Minimum supported API version is 1.60" in said
+    assert "update Docker, or fumehood" in said
 
 
-# ---- where the engine is
+def test_what_is_no_engine_is_told() -> None:
+    with stub(http_answer("200 OK", "hello")) as host:
+        assert "is no Docker engine" in refusal(docker_host=host)
+    with stub(b"220 mail ready\r\n") as host:
+        assert "Docker daemon not available" in refusal(docker_host=host)
 
 
-def test_the_engine_of_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    meta = tmp_path / "contexts" / "meta" / hashlib.sha256(b"mine").hexdigest() / "meta.json"
-    meta.parent.mkdir(parents=True)
-    meta.write_text(json.dumps({"Name": "mine", "Endpoints": {"docker": {"Host": "unix:///run/mine.sock"}}}))
-    assert address.find(Settings(docker_context="mine")).socket == "/run/mine.sock"
-    (tmp_path / "config.json").write_text('{"currentContext": "mine"}')
-    assert address.find(Settings()).socket == "/run/mine.sock"
-    assert address.find(Settings(docker_host="tcp://10.0.0.1")).url == "http://10.0.0.1:2375"
-    with pytest.raises(ConfigurationError, match="docker context ls"):
-        address.find(Settings(docker_context="other"))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "unix://", "unix://x/y", "ssh://me@there", "npipe:////./pipe/x", "tcp://:1", "tcp://a:b"]
-)
-def test_an_address_that_cannot_be_used_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="DOCKER_HOST"):
-        address.parse(text, "DOCKER_HOST")
+def test_a_full_disk_is_told(daemon: Daemon) -> None:
+    daemon.stop()
+    with daemon.full_disk():
+        daemon.start()
+        said = refusal()
+        assert containers_of(daemon.address, os.getpid()) == []
+    assert "EngineFailed: the Docker engine's disk is full" in said
+    assert "docker system prune" in said
+    daemon.start()
+    with get_sandbox(type="docker", warm_cells=0) as sandbox:
+        assert sandbox.execute("print(1)").stdout == "1\n"
 
 
 # ---- while a program runs
@@ -227,36 +208,146 @@ print(sklearn.linear_model.LinearRegression().fit(frame[["a"]].to_numpy(), frame
     assert (result.exit_code, result.stdout) == (0, "[1.]\n"), result
 
 
-def test_a_container_that_is_killed_takes_a_session_with_it_and_the_next_call_starts_anew(docker: str) -> None:
+def in_a_moment(do: Callable[[], object], address: str) -> threading.Thread:
+    """Once a program runs, and has done so for a while."""
+
+    def wait_and_do() -> None:
+        assert wait_until(lambda: containers_of(address, os.getpid()), 20)
+        time.sleep(1.5)
+        do()
+
+    thread = threading.Thread(target=wait_and_do)
+    thread.start()
+    return thread
+
+
+def lost(address: str, do: Callable[[], object]) -> str:
+    """What a session says when this happens to its program; not much later than it happens."""
     with open_session(type="docker", warm_cells=0) as session:
-        assert wait_until(lambda: not containers_of(docker, os.getpid()))
         session.run("x = 1")
-        (container,) = containers_of(docker, os.getpid())
-        killer = threading.Timer(1, ask, (docker, "POST", f"/containers/{container['Id']}/kill"))
-        killer.start()
+        doing = in_a_moment(do, address)
         started = time.monotonic()
+        with pytest.raises(SandboxLost) as caught:
+            session.run(SLEEP, 50)
+        assert time.monotonic() - started < 40
+        doing.join()
+        return str(caught.value)
+
+
+def run_again(address: str, do: Callable[[], object]) -> None:
+    """What ran by itself and without a network is run again."""
+    with get_sandbox(type="docker", warm_cells=0) as sandbox:
+        doing = in_a_moment(do, address)
+        result = sandbox.execute("import time; time.sleep(4); print('done')", timeout=50)
+        doing.join()
+    assert (result.exit_code, result.stdout) == (0, "done\n")
+
+
+def each(address: str, verb: str, path: str) -> None:
+    for found in containers_of(address, os.getpid()):
+        with contextlib.suppress(AssertionError):  # it is on its way out
+            ask(address, verb, path.format(found["Id"]))
+
+
+ENDS = pytest.mark.parametrize(
+    ("verb", "path"), [("POST", "/containers/{}/kill"), ("DELETE", "/containers/{}?force=1")], ids=["kill", "rm"]
+)
+
+
+@ENDS
+def test_a_container_that_somebody_ends_is_told(docker: str, verb: str, path: str) -> None:
+    assert "killed or removed from outside" in lost(docker, lambda: each(docker, verb, path))
+    assert wait_until(lambda: containers_of(docker, os.getpid()) == [])
+
+
+@ENDS
+def test_a_program_whose_container_somebody_ends_is_run_again(docker: str, verb: str, path: str) -> None:
+    run_again(docker, lambda: each(docker, verb, path))
+    assert wait_until(lambda: containers_of(docker, os.getpid()) == [])
+
+
+def test_after_its_container_is_gone_a_session_starts_anew(docker: str) -> None:
+    with open_session(type="docker", warm_cells=0) as session:
+        session.run("x = 1")
+        each(docker, "POST", "/containers/{}/kill")
         with pytest.raises(SandboxLost):
             session.run(SLEEP, 30)
-        assert time.monotonic() - started < 15
-        killer.join()
         assert "NameError" in session.run("x").stderr
     assert wait_until(lambda: not containers_of(docker, os.getpid()))
 
 
-def test_a_killed_daemon_is_told_in_time_and_nothing_is_left_after_the_next_start(docker_alone: Any) -> None:
-    host = os.environ["DOCKER_HOST"]
-    with open_session(type="docker", warm_cells=0) as session:
-        session.run("x = 1")
-        killer = threading.Timer(1, docker_alone.kill)
-        killer.start()
-        started = time.monotonic()
-        with pytest.raises(SandboxLost):
-            session.run(SLEEP, 30)
-        assert time.monotonic() - started < 15
-        killer.join()
-        with pytest.raises(BackendUnavailable, match="Docker daemon not available"):
-            session.run("1")
-    docker_alone.start()
+def nothing_is_left(daemon: Daemon) -> bool:
+    """After the next start; what was asked of an engine that hung may come into being later still."""
+
+    def start() -> bool:
+        with get_sandbox(type="docker", warm_cells=0) as sandbox:
+            sandbox.check()
+        return containers_of(daemon.address, os.getpid()) == []
+
+    return wait_until(start, 20)
+
+
+def test_a_killed_daemon_is_told_and_nothing_is_left_after_the_next_start(daemon: Daemon) -> None:
+    assert "the Docker daemon went away" in lost(daemon.address, daemon.kill)
+    assert refusal().startswith("BackendUnavailable: Docker daemon not available")
+    daemon.start()
+    assert nothing_is_left(daemon)
+
+
+def test_a_program_whose_daemon_is_killed_is_told_so(daemon: Daemon) -> None:
     with get_sandbox(type="docker", warm_cells=0) as sandbox:
-        sandbox.check()
-    assert containers_of(host, os.getpid()) == []
+        killing = in_a_moment(daemon.kill, daemon.address)
+        with pytest.raises(SandboxLost, match=r"the Docker daemon went away.*Docker daemon not available"):
+            sandbox.execute(SLEEP, timeout=50)
+        killing.join()
+    daemon.start()
+    assert nothing_is_left(daemon)
+
+
+def test_a_daemon_that_is_restarted_is_told_and_nothing_is_left(daemon: Daemon) -> None:
+    def restart() -> None:
+        daemon.stop()
+        daemon.start()
+
+    said = lost(daemon.address, restart)
+    assert "a restart of the daemon" in said or "the Docker daemon went away" in said
+    assert nothing_is_left(daemon)
+
+
+def test_a_daemon_that_hangs_does_not_hold_the_deadline_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_MAKE_S", 3.0)
+    with get_sandbox(type="docker", warm_cells=0) as sandbox:
+        stopping = in_a_moment(lambda: daemon.signal(signal.SIGSTOP), daemon.address)
+        try:
+            result = sandbox.execute(SLEEP, timeout=4)
+            assert result.meta["timed_out"] is True
+            assert result.duration < 15
+            stopping.join()
+            started = time.monotonic()
+            with pytest.raises(BackendUnavailable, match="did not create a container in 3 s"):
+                sandbox.execute("print(1)")
+            assert time.monotonic() - started < 20
+        finally:
+            daemon.signal(signal.SIGCONT)
+        assert sandbox.execute("print(1)", timeout=30).stdout == "1\n"
+    assert nothing_is_left(daemon)
+
+
+def test_a_daemon_that_hangs_from_the_start_is_told(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_PING_S", 2.0)
+    monkeypatch.setattr(pool, "_known", {})
+    daemon.signal(signal.SIGSTOP)
+    started = time.monotonic()
+    assert "Docker daemon not available" in refusal()
+    assert time.monotonic() - started < 20
+
+
+def test_closing_does_not_wait_for_an_engine_that_hangs(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_CLOSE_S", 2.0)
+    with get_sandbox(type="docker", warm_cells=1) as sandbox:
+        assert sandbox.execute("print(1)").stdout == "1\n"
+        daemon.signal(signal.SIGSTOP)
+        started = time.monotonic()
+    assert time.monotonic() - started < 15
+    daemon.signal(signal.SIGCONT)
+    assert nothing_is_left(daemon)

@@ -28,7 +28,7 @@ _CLOSE_S = 15.0  # for an engine that does not answer
 _hubs: dict[tuple[asyncio.AbstractEventLoop, Address], Hub] = {}
 _parents: list[Hub] = []  # kept for good: their ends would be the parent's
 _known: dict[Address, Facts] = {}
-_left: dict[Address, set[str]] = {}  # names of containers that a hub could not remove
+_left: dict[Address, set[str]] = {}  # what could not be removed; a request may be carried out long after it was made
 _lock = threading.Lock()
 _is_registered = False
 
@@ -146,7 +146,6 @@ class Hub:
     async def _sweep(self) -> None:
         try:
             await sweep(self.client, _is_known)
-            _left.pop(self.client.address, None)
         except (FumehoodError, Refused):
             self._swept = None  # the next one will
 
