@@ -411,3 +411,9 @@ def test_when_docker_is_back_it_is_used_again(
 def test_a_missing_image_is_one_reason(docker: str) -> None:
     with get_sandbox(docker_host=docker, docker_image="no-such-image:latest") as sandbox:
         assert "fumehood image build" in sandbox.execute("1").meta["fallback"]["reason"]
+
+
+def test_a_runtime_that_the_engine_does_not_know_is_a_wrong_setting(docker: str) -> None:
+    with get_sandbox(docker_host=docker, docker_runtime="no-such-runtime", warm_cells=0) as sandbox:
+        with pytest.raises(ConfigurationError, match="DOCKER_RUNTIME"):
+            sandbox.execute("1")

@@ -45,7 +45,7 @@ _REFUSALS: tuple[tuple[str, type[FumehoodError], str], ...] = (  # what it says,
     ),
     (
         r"unknown (or invalid )?runtime",
-        BackendUnavailable,
+        ConfigurationError,
         "the Docker engine has no runtime of the name in DOCKER_RUNTIME ({said}): install it there, or set another",
     ),
     (
