@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from fumehood import get_sandbox
-from fumehood.bench import Options, candidates, run_bench
+from fumehood import config, get_sandbox
+from fumehood.backends.base import SandboxSpec
+from fumehood.backends.docker.body import create_body
+from fumehood.bench import Options, candidates, containers, run_bench
 from fumehood.bench.chart import draw
 from fumehood.bench.load import run_at_once
 from fumehood.bench.run import Bar
@@ -79,6 +82,26 @@ def test_an_error_in_one_of_many_is_not_swallowed() -> None:
 
     with pytest.raises(EngineFailed):
         run_at_once(fail, 3, 10)
+
+
+def test_docker_run_asks_for_what_the_backend_asks_for() -> None:
+    settings = config.load({"type": "docker"}).settings
+    limits = settings.in_container(settings.limits())
+    flags = containers.docker_run(create_body(settings, SandboxSpec(limits, network=False), limits, 2))
+    wanted = ("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=1000:1000")
+    assert set(wanted) <= set(flags)
+    assert f"--memory={limits.memory_bytes}" in flags
+    assert sum(flag.startswith("--tmpfs=") for flag in flags) == 4
+    assert flags[-1] == settings.docker_image
+
+
+def test_without_an_engine_the_containers_are_left_out_and_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+        patch.setenv("PATH", str(tmp_path))
+        assert containers.measure(1, lambda *_: None, said.append) == []
+    assert "Docker: skipped" in said[0]
 
 
 def test_the_chart_is_well_formed_and_shows_every_row() -> None:

@@ -36,19 +36,11 @@ _BUBBLEWRAP = [
     *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"),
     *("--ro-bind", "/", "/", "--tmpfs", "/tmp", "--proc", "/proc", "--dev", "/dev"),
 ]
-_DOCKER = [
-    "--rm",
-    "--network=none",
-    "--cap-drop=ALL",
-    "--security-opt=no-new-privileges",
-    "--read-only",
-    "--pids-limit=256",
-]
 
 
 def bare(code: str = CODE, name: str = BARE) -> Candidate:
     """What an agent framework without a sandbox does."""
-    return Candidate(name, _subprocess([sys.executable, "-I", "-c", code]))
+    return Candidate(name, command([sys.executable, "-I", "-c", code]))
 
 
 def ours(stack: ExitStack, name: str, code: str = CODE, **settings: Any) -> Candidate:
@@ -82,24 +74,17 @@ def has_data_stack() -> bool:
 
 
 def alternatives(stack: ExitStack, docker_image: str) -> Iterator[Candidate]:
-    """Whichever of the others is installed and works here."""
-    program = ["-I", "-c", CODE]
-    commands = {
-        "bubblewrap": ["bwrap", *_BUBBLEWRAP, sys.executable, *program],
-        "gVisor (runsc do)": ["runsc", "--network=none", "do", sys.executable, *program],
-        "docker run, hardened": ["docker", "run", *_DOCKER, docker_image, "python3", *program],
-    }
-    for name, argv in commands.items():
-        if shutil.which(argv[0]):
-            yield from _if_it_works(Candidate(name, _subprocess(argv)))
-    if shutil.which("docker"):
-        yield from _docker_exec(stack, docker_image, program)
+    """Whichever of the others is installed and works here; the slow ones are in `containers`."""
+    if shutil.which("bwrap"):
+        yield from if_it_works(
+            Candidate("bubblewrap", command(["bwrap", *_BUBBLEWRAP, sys.executable, "-I", "-c", CODE]))
+        )
     if find_spec("ipykernel") and find_spec("jupyter_client"):
-        yield from _if_it_works(Candidate(KERNEL, _kernel(stack)))
+        yield from if_it_works(Candidate(KERNEL, _kernel(stack)))
     if find_spec("smolagents"):
-        yield from _if_it_works(Candidate("smolagents, in process", _smolagents()))
+        yield from if_it_works(Candidate("smolagents, in process", _smolagents()))
     if find_spec("llm_sandbox"):
-        yield from _if_it_works(Candidate("llm-sandbox, running", _llm_sandbox(stack, docker_image)))
+        yield from if_it_works(Candidate("llm-sandbox, running", _llm_sandbox(stack, docker_image)))
 
 
 def execution(sandbox: OneShot, code: str = CODE) -> Callable[[], None]:
@@ -111,7 +96,8 @@ def _check(result: ExecutionResult) -> None:
         raise EngineFailed(f"a sandbox printed {result.stdout!r}, {result.stderr!r}")
 
 
-def _if_it_works(candidate: Candidate) -> Iterator[Candidate]:
+def if_it_works(candidate: Candidate) -> Iterator[Candidate]:
+    """The candidate, or nothing."""
     try:
         candidate.call()
     except Exception:  # whatever another project's code raises: it is not to be had here
@@ -119,25 +105,15 @@ def _if_it_works(candidate: Candidate) -> Iterator[Candidate]:
     yield candidate
 
 
-def _subprocess(argv: list[str]) -> Callable[[], None]:
+def command(argv: list[str]) -> Callable[[], None]:
+    """A program of this machine, from start to end."""
+
     def call() -> None:
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         if done.stdout != OUTPUT:
             raise EngineFailed(f"{argv[0]} printed {done.stdout!r}, {done.stderr!r}")
 
     return call
-
-
-def _docker_exec(stack: ExitStack, image: str, program: list[str]) -> Iterator[Candidate]:
-    try:
-        start = ["docker", "run", "-d", *_DOCKER, image, "sleep", "600"]
-        container = subprocess.run(start, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return
-    stack.callback(subprocess.run, ["docker", "kill", container], capture_output=True, check=False)
-    yield from _if_it_works(
-        Candidate("docker exec, container kept", _subprocess(["docker", "exec", container, "python3", *program]))
-    )
 
 
 def _kernel(stack: ExitStack) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from . import candidates, fresh, load, memory
+from . import candidates, containers, fresh, load, memory
 from .samples import Candidate, Series, interleave
 
 FIRST_ROUNDS = 9
@@ -68,7 +68,9 @@ def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, An
         outcome["load"], load_bars = _load(progress)
         outcome["memory"], memory_bars = _memory(progress)
         bars += load_bars + memory_bars
-        series += series_of_data
+        series_of_containers = _containers(options, progress)
+        bars += _container_bars(series_of_containers)
+        series += series_of_data + series_of_containers
     outcome["series"] = [summary(item, series[0]) for item in (*series, *once)]
     outcome["bars"] = [{**vars(bar), "holds": bar.holds} for bar in bars]
     outcome["samples_s"] = {item.name: item.seconds for item in (*series, *once)}
@@ -116,6 +118,19 @@ def _data_bars(series: list[Series]) -> list[Bar]:
         Bar("data stack, warm cell, of bare p50", warm / bare, 1 / 100, "×"),
         Bar("data stack, no warm cell, of bare p50", cold / bare, 1 / 30, "×"),
     ]
+
+
+def _containers(options: Options, progress: Callable[[str], None]) -> list[Series]:
+    rounds = max(5, options.rounds // 5)
+    return containers.measure(rounds, _each_tenth("containers, with a pause before each", progress), progress)
+
+
+def _container_bars(series: list[Series]) -> list[Bar]:
+    named = {item.name: item.p50 for item in series}
+    if not {containers.WARM, containers.DOCKER_RUN} <= named.keys():
+        return []
+    ratio = named[containers.WARM] / named[containers.DOCKER_RUN]
+    return [Bar("in Docker, one waiting, p50 of docker run's", ratio, 1 / 8, "×")]
 
 
 def _load(progress: Callable[[str], None]) -> tuple[dict[str, Any], list[Bar]]:

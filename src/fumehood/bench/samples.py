@@ -32,7 +32,9 @@ class Candidate:
     call: Callable[[], None]
 
 
-def interleave(candidates: Sequence[Candidate], rounds: int, progress: Callable[[int, int], None]) -> list[Series]:
+def interleave(
+    candidates: Sequence[Candidate], rounds: int, progress: Callable[[int, int], None], pause_s: float = 0.0
+) -> list[Series]:
     """Each in turn, round after round: what else the machine does meets all of them alike."""
     series = [Series(candidate.name) for candidate in candidates]
     for candidate in candidates:  # start what must start, load what must load
@@ -40,6 +42,7 @@ def interleave(candidates: Sequence[Candidate], rounds: int, progress: Callable[
         candidate.call()
     for number in range(rounds):
         for candidate, samples in zip(candidates, series, strict=True):
+            time.sleep(pause_s)
             started = time.perf_counter()
             candidate.call()
             samples.seconds.append(time.perf_counter() - started)
