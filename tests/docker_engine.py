@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 _SERVICES = Path(__file__).parents[1] / "scripts" / "services"
-_IMAGE = "antigravity-sandbox:latest"
+IMAGE = "antigravity-sandbox:latest"
 _GROUP = "fumehood-second"
 
 
@@ -29,7 +29,7 @@ def docker_host() -> str:
     It is started on purpose, not by a test: `scripts/services image`; `scripts/services stop` ends it.
     """
     address = _address()
-    status = _get(address, f"/images/{_IMAGE}/json")
+    status = _get(address, f"/images/{IMAGE}/json")
     if status is None:
         pytest.skip("no Docker engine of the tests' own runs here: sudo scripts/services image")
     if status == 403:
@@ -108,11 +108,11 @@ class Daemon:
         self._process.wait(60)
 
     def copy_image(self, address: str) -> None:
-        ours, theirs = (_docker(host, "images", "-q", "--no-trunc", _IMAGE) for host in (self.address, address))
+        ours, theirs = (_docker(host, "images", "-q", "--no-trunc", IMAGE) for host in (self.address, address))
         if ours != theirs:
-            with subprocess.Popen(["docker", "save", _IMAGE], env=_client(address), stdout=subprocess.PIPE) as saving:
+            with subprocess.Popen(["docker", "save", IMAGE], env=client_of(address), stdout=subprocess.PIPE) as saving:
                 subprocess.run(
-                    ["docker", "load"], env=_client(self.address), stdin=saving.stdout, check=True, timeout=180
+                    ["docker", "load"], env=client_of(self.address), stdin=saving.stdout, check=True, timeout=180
                 )
             _docker(self.address, "image", "prune", "-f")
 
@@ -168,13 +168,13 @@ def _is_old() -> bool:
     return " 20." in said
 
 
-def _client(address: str) -> dict[str, str]:
+def client_of(address: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "DOCKER_HOST": address, "DOCKER_CONFIG": "/nonexistent"}
 
 
 def _docker(address: str, *arguments: str) -> str:
     done = subprocess.run(
-        ["docker", *arguments], env=_client(address), check=True, capture_output=True, text=True, timeout=60
+        ["docker", *arguments], env=client_of(address), check=True, capture_output=True, text=True, timeout=60
     )
     return done.stdout.strip()
 
