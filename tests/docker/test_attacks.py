@@ -133,6 +133,40 @@ def test_what_hit_the_limit_is_told_once_and_not_forgotten(docker: str) -> None:
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (137, "memory", "lost"), result
 
 
+# ---- one program of a session against the next
+
+
+def waits_for_the_next_program() -> None:
+    """Writes down how many filters it has when its memory can first be written to."""
+    if os.fork():
+        return
+    with open("/tmp/seen", "w", 1) as seen:
+        following = os.getpid() + 1
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            for pid in (following, following + 1, following + 2):  # one may have gone by
+                try:
+                    memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
+                    status = Path(f"/proc/{pid}/status").read_text()
+                except OSError:
+                    continue
+                seen.write(status.split("Seccomp_filters:")[1].split()[0] + "\n")
+                os.close(memory)
+                following = pid + 1
+                break
+
+
+def test_a_daemon_never_writes_into_a_program_that_has_no_filter_yet(docker: str) -> None:
+    text = f"import os, time\nfrom pathlib import Path\n{inspect.getsource(waits_for_the_next_program)}"
+    with open_session("docker", docker_host=docker, docker_cpu_limit=2, warm_cells=0) as session:
+        session.run(f"{text}\nwaits_for_the_next_program()")
+        for _ in range(10):
+            assert session.exec(["sleep", "0.1"]).exit_code == 0
+        seen = session.run("print(open('/tmp/seen').read())").stdout.split()
+    assert seen  # it did look, and programs of one session may
+    assert set(seen) == {"2"}  # the engine's and ours
+
+
 # ---- files, and what the kernel counts per user: all containers have the same
 
 

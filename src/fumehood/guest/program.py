@@ -227,14 +227,14 @@ def _be_program(streams: list[int], request: Mapping[str, Any], places: Mapping[
         signal.signal(signal.SIGINT, signal.default_int_handler)
         step = "limits"
         rlimits.apply(request["limits"].items())
-        step = "visible"
-        lockdown.show()
-        _go_first()
         step = "no_new_privileges"
         lockdown.no_new_privileges()
         if request["filter"] is not None:
             step = "seccomp"
             lockdown.install_filter(request["filter"])
+        step = "visible"  # only now: a daemon of an earlier program would write into one without a filter
+        lockdown.show()
+        _go_first()
         os.write(status, _READY)
         os.close(status)
     except Exception as error:
