@@ -30,7 +30,7 @@ _outages: dict[tuple[object, ...], tuple[float, type[BackendError], str]] = {}  
 
 def open_chosen(settings: Settings) -> tuple[Backend, Spare | None]:
     """The backend that `settings.type` names, and its spare if there is one."""
-    if settings.fallback is None:
+    if settings.fallback in (None, settings.type):  # `--backend local` with both variables set means what it says
         return registry.open_backend(settings), None
     spare = Spare(settings)
     try:
@@ -44,11 +44,6 @@ class Spare:
 
     def __init__(self, settings: Settings) -> None:
         assert settings.fallback is not None
-        if settings.fallback == settings.type:
-            raise ConfigurationError(
-                f"SANDBOX_FALLBACK and SANDBOX_TYPE are both {settings.type!r}: name another backend to fall back to,"
-                " or unset SANDBOX_FALLBACK"
-            )
         if not registry.is_known(settings.fallback):
             raise ConfigurationError(
                 f"SANDBOX_FALLBACK names no backend: {settings.fallback[:100]!r}. Set it to one of:"
