@@ -87,6 +87,7 @@ def test_the_receipt_is_sealed_by_a_hardened_container() -> None:
     assert checked.level == "sealed"
     assert {axis.level for axis in checked.axes.values()} == {"sealed"}
     assert all(axis.mechanism.startswith("hardened container (runc)") for axis in checked.axes.values())
+    assert checked.axes["files"].mechanism.endswith("masked /sys/kernel and /sys/module")
 
 
 @pytest.mark.usefixtures("docker")
@@ -142,7 +143,9 @@ def facts() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 
 def test_facts_that_agree_are_sealed(facts: Any) -> None:
-    assert receipt.write(*facts).level == "sealed"
+    written = receipt.write(*facts)
+    assert written.level == "sealed"
+    assert "masked" not in written.axes["files"].mechanism  # no such mounts were seen
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ _MIB = 1024 * 1024
 _PAGE = 4096
 _BOUNDARY = ("files", "network", "processes", "ipc", "syscalls", "privileges")
 _SILENT = ("runsc", "kata")  # kernels of their own, which do not show the host's locks inside
+_KERNEL = ("/sys/kernel", "/sys/module")  # not every engine masks more than its own list
 _OURS = (WORKSPACE, TMP, HOME, SHM)
 _READ_ONLY_FIX = "the engine did not keep the root read-only: use another engine or runtime"
 
@@ -87,7 +88,8 @@ def _files(
     if others or has.get("Binds") or has.get("Privileged"):
         more = ", ".join(map(str, others)) or "all devices"
         return Axis("none", f"more of the host is shown: {more}", step="mounts", fix="use an image without VOLUME")
-    return Axis("sealed", "own read-only root, private tmpfs")
+    masked = [path for path in _KERNEL if _mount(inside, path)[0]]
+    return Axis("sealed", f"own read-only root, private tmpfs{', masked ' if masked else ''}{' and '.join(masked)}")
 
 
 def _network(asked: Mapping[str, Any], has: Mapping[str, Any], inside: Mapping[str, Any]) -> Axis:
