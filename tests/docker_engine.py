@@ -141,12 +141,7 @@ class Daemon:
         self.stop()
         self._containerd.terminate()
         self._containerd.wait(30)
-        for mount in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
-            if (place := mount.split()[4]).startswith(f"{self._home}/"):
-                subprocess.run(["umount", "-l", place], check=True)
-        for group in Path("/sys/fs/cgroup").glob(f"*/{_GROUP}"):
-            with suppress(OSError):
-                group.rmdir()
+        clear_up(self._home, _GROUP)
 
     def _start_containerd(self) -> subprocess.Popen[bytes]:
         """Of its own, as on most machines: containers outlive an engine that is killed."""
@@ -160,6 +155,16 @@ class Daemon:
     def _run(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with open(self._home / f"{name}.log", "wb") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def clear_up(home: Path, group: str) -> None:
+    """The mounts beneath, and the control groups of that name, if nobody is in them."""
+    for mount in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+        if (place := mount.split()[4]).startswith(f"{home}/"):
+            subprocess.run(["umount", "-l", place], check=True)
+    for found in Path("/sys/fs/cgroup").glob(f"*/{group}"):
+        with suppress(OSError):
+            found.rmdir()
 
 
 def _is_old() -> bool:

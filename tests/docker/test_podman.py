@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from engine_api import containers_of
 
-from docker_engine import IMAGE, client_of
+from docker_engine import IMAGE, clear_up, client_of
 from fumehood import BackendUnavailable, get_sandbox, open_session
 from support import wait_until
 
@@ -70,9 +69,7 @@ def podman(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             subprocess.run([*command, "rm", "-fa"], stdout=log, stderr=log, timeout=60)
             service.terminate()
             service.wait(30)
-            for group in Path("/sys/fs/cgroup").glob("*/libpod_parent"):
-                with suppress(OSError):
-                    group.rmdir()
+            clear_up(home, "libpod_parent")
 
 
 def test_a_container_of_podmans_is_sealed(podman: str) -> None:
