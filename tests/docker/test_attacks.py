@@ -195,7 +195,6 @@ def test_places_without_a_free_inode_leave_a_session_that_answers(docker: str) -
     [
         test_attacks.floods_pending_signals,
         test_attacks.floods_descriptors_in_flight,
-        test_attacks.floods_inotify,
         test_attacks.floods_pipes,
     ],
 )

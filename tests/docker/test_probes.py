@@ -136,6 +136,18 @@ def test_pid_1_starves_without_protection(docker: str, control_arm: ControlArm, 
         assert repr(name) in outcome.shown, outcome
 
 
+def test_a_container_takes_no_watches_from_the_host_s_user(
+    docker: str, sandbox: Any, control_arm: ControlArm, canaries: Canaries
+) -> None:
+    """Whoever has the user id 1000 there has few of them."""
+    attack = arms.fill(PRELUDE + "won = libc.inotify_init() >= 0", canaries.values)
+    outcome, _ = arms.in_the_sandbox(sandbox, attack)
+    assert outcome.finished
+    assert not outcome.won
+    assert outcome.errno_name == "EMFILE"
+    assert control_arm.run(docker, attack, canaries.values).won
+
+
 def test_the_tables_name_only_what_exists() -> None:
     assert JUDGED_BY_CONTENT.keys() | _ABSENT <= RUNNABLE.keys()
     assert GAPS.keys() <= ATTACKS.keys()

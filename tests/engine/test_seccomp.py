@@ -78,8 +78,8 @@ def interpret(program: bytes, arch: int, number: int, arguments: tuple[int, ...]
 class Judge:
     """Answers of one compiled filter: "allow", "kill" or the name of the errno."""
 
-    def __init__(self, machine: str, *, can_open_network: bool = False) -> None:
-        self.program = compile_filter(machine, can_open_network=can_open_network)
+    def __init__(self, machine: str, **can: bool) -> None:
+        self.program = compile_filter(machine, **can)
         self.arch, self.table = ARCHES[machine], TABLES[machine]
 
     def number(self, number: int, *arguments: int, arch: int | None = None) -> str:
@@ -271,6 +271,13 @@ def test_no_realtime_scheduling(judge: Judge) -> None:
         assert judge("sched_setscheduler", 0, policy) == judge("sched_setscheduler", 0, policy | 0x40000000) == "allow"
     for policy in (1, 2, 6, 7, 1 | 0x40000000):
         assert judge("sched_setscheduler", 0, HIGH | policy) == "EPERM"
+
+
+@both_machines
+def test_who_shares_the_hosts_user_id_watches_no_files(machine: str) -> None:
+    for name in {"inotify_init", "inotify_init1"} & TABLES[machine].keys():
+        assert Judge(machine)(name, 0) == "allow"
+        assert Judge(machine, can_watch_files=False)(name, 0) == "EMFILE"
 
 
 def test_nobody_is_scheduled_but_oneself(judge: Judge) -> None:

@@ -212,6 +212,7 @@ CHECKED = frozenset(_checked(can_open_network=False))
 
 
 _UNMAPPED_MEMORY = frozenset({"memfd_create", "shmget"})
+_WATCHES = frozenset({"inotify_init", "inotify_init1"})
 
 
 def supported(machine: str) -> bool:
@@ -219,18 +220,28 @@ def supported(machine: str) -> bool:
     return machine in _MACHINES
 
 
-def compile_filter(machine: str, *, can_open_network: bool = False, can_hold_unmapped_memory: bool = True) -> bytes:
+def compile_filter(
+    machine: str,
+    *,
+    can_open_network: bool = False,
+    can_hold_unmapped_memory: bool = True,
+    can_watch_files: bool = True,
+) -> bytes:
     """The `sock_filter` array for a machine; without `can_open_network` the only sockets are UNIX ones.
 
     Without `can_hold_unmapped_memory` there is none that belongs to no process: where no control group counts the
-    memory of a tree, whoever adds up its processes would miss it.
+    memory of a tree, whoever adds up its processes would miss it. Without `can_watch_files` it is as if there were too
+    many watches: where the host's user has the same id, they would be taken from it.
     """
     if not supported(machine):
         raise ValueError(f"no seccomp filter for {machine!r}: only for {', '.join(_MACHINES)}")
     audit_arch, table = _MACHINES[machine]
     checked = _checked(can_open_network)
-    allowed = ALLOWED if can_hold_unmapped_memory else ALLOWED - _UNMAPPED_MEMORY
-    calls = {number: _ALLOW if name in allowed else checked.get(name, _EPERM) for name, number in table.items()}
+    if not can_hold_unmapped_memory:
+        checked |= dict.fromkeys(_UNMAPPED_MEMORY, _EPERM)
+    if not can_watch_files:
+        checked |= dict.fromkeys(_WATCHES, _errno(errno.EMFILE))
+    calls = {number: checked.get(name, _ALLOW if name in ALLOWED else _EPERM) for name, number in table.items()}
     # Numbers past the table are ENOSYS, the x32 calls too; in a foreign architecture (int 0x80) they mean other calls.
     native = _load(0) + _choose(calls, _ENOSYS)
     program = _load(4) + _branch(_JEQ, audit_arch, native, _KILL)
