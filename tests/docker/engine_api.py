@@ -10,6 +10,15 @@ from urllib.parse import quote
 
 
 def ask(address: str, verb: str, path: str, body: object = None) -> Any:
+    text = said(address, verb, path, body)
+    return json.loads(text) if text else None
+
+
+def events(address: str, path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in said(address, "GET", path).splitlines()]
+
+
+def said(address: str, verb: str, path: str, body: object = None) -> bytes:
     connection = http.client.HTTPConnection("docker", timeout=30)
     with socket.socket(socket.AF_UNIX) as connection.sock:
         connection.sock.settimeout(30)
@@ -19,7 +28,7 @@ def ask(address: str, verb: str, path: str, body: object = None) -> Any:
         response = connection.getresponse()
         text = response.read()
         assert response.status < 300, (response.status, text)
-        return json.loads(text) if text else None
+        return text
 
 
 def containers_of(address: str, pid: int) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,9 +12,10 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from engine_api import ask, containers_of
+from engine_api import ask, containers_of, events
 
 from docker_engine import Daemon
 from fumehood import get_sandbox, open_session
@@ -98,6 +100,16 @@ def test_waiting_containers_are_ready_for_the_next_program(docker: str) -> None:
         ready = running(docker) - used
         assert len(ready) == 2
         assert sandbox.execute(LOOK).stdout.strip() in ready
+
+
+def test_a_program_takes_the_container_that_is_being_made(docker: str) -> None:
+    """One that is begun ahead is never passed by with another."""
+    began = time.time()
+    with get_sandbox(type="docker", warm_cells=1) as sandbox:
+        assert [sandbox.execute("print(1)").stdout for _ in range(4)] == ["1\n"] * 4
+        assert wait_until(lambda: waiting() == 1, 20)
+    filters = json.dumps({"event": ["create"], "label": [f"{sweep.OWNER}={sweep.own_labels()[sweep.OWNER]}"]})
+    assert len(events(docker, f"/events?since={began:.6f}&until={time.time():.6f}&filters={quote(filters)}")) == 5
 
 
 # ---- several at once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import itertools
 import json
 import os
 import threading
@@ -13,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from ...config import Settings
-from ...errors import FumehoodError
+from ...errors import BackendUnavailable, FumehoodError
 from ...types import Limits
 from ..base import SandboxSpec
 from . import body, podman
@@ -59,6 +60,7 @@ class Hub:
         self.is_closed = False
         self._waiting: dict[str, deque[Container]] = {}
         self._coming: dict[str, int] = {}  # being made ahead
+        self._takers: dict[str, deque[asyncio.Future[Container]]] = {}  # of those
         self._taken: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._swept: asyncio.Task[None] | None = None
@@ -79,7 +81,7 @@ class Hub:
         """A container that nobody has used."""
         facts = await self.meet()
         request = _request(facts, settings, spec, limits)
-        key = json.dumps(request)
+        key = _key(settings, request)
         waiting = self._waiting.setdefault(key, deque())
         found: Container | None = None
         while waiting and found is None:
@@ -87,12 +89,18 @@ class Hub:
             if not found.is_alive or time.monotonic() - found.made_at > body.WAITING_S:
                 self.discard(found)
                 found = None
+        taker = None
+        if found is None and self._unclaimed(key):  # it was begun before one of our own could be
+            taker = self.loop.create_future()
+            self._takers.setdefault(key, deque()).append(taker)
         if spec.packages is None and settings.warm_cells:
             self._taken[key] = self._taken.get(key, 0) + 1
             wanted = settings.warm_cells if self._taken[key] > 1 else 1  # who asks once may not come back
-            for _ in range(wanted - len(waiting) - self._coming.get(key, 0)):
+            for _ in range(wanted - len(waiting) - self._unclaimed(key)):
                 self._coming[key] = self._coming.get(key, 0) + 1
                 self._spawn(self._make_ahead(key, settings, limits, request))
+        if taker is not None:
+            return await self._handed(key, taker)
         return found or await self._make(settings, limits, request)
 
     def give_back(self, container: Container, settings: Settings, spec: SandboxSpec, limits: Limits) -> None:
@@ -100,7 +108,7 @@ class Hub:
         if not settings.warm_cells or self.client.facts is None:
             self.discard(container)
             return
-        key = json.dumps(_request(self.client.facts, settings, spec, limits))
+        key = _key(settings, _request(self.client.facts, settings, spec, limits))
         self._waiting.setdefault(key, deque()).append(container)
 
     def discard(self, container: Container) -> None:
@@ -131,11 +139,45 @@ class Hub:
 
     async def _make_ahead(self, key: str, settings: Settings, limits: Limits, request: dict[str, Any]) -> None:
         try:
-            self._waiting[key].append(await self._make(settings, limits, request))
-        except FumehoodError:
-            pass  # whoever needs one will hear of it
+            container = await self._make(settings, limits, request)
+        except Exception as error:
+            taker = self._next_taker(key)
+            if taker is not None:
+                taker.set_exception(error)
+            elif not isinstance(error, FumehoodError):  # of those, whoever needs one will hear
+                raise
+        else:
+            self._hand_out(key, container)
         finally:
             self._coming[key] -= 1
+
+    def _unclaimed(self, key: str) -> int:
+        return self._coming.get(key, 0) - len(self._takers.get(key, ()))
+
+    def _next_taker(self, key: str) -> asyncio.Future[Container] | None:
+        takers = self._takers.get(key)
+        while takers:
+            taker = takers.popleft()
+            if not taker.done():
+                return taker
+        return None
+
+    def _hand_out(self, key: str, container: Container) -> None:
+        taker = self._next_taker(key)
+        if taker is not None:
+            taker.set_result(container)
+        else:
+            self._waiting[key].append(container)
+
+    async def _handed(self, key: str, taker: asyncio.Future[Container]) -> Container:
+        try:
+            return await taker
+        except asyncio.CancelledError:
+            if taker.done() and not taker.cancelled() and taker.exception() is None:
+                self._hand_out(key, taker.result())
+            elif taker in self._takers[key]:
+                self._takers[key].remove(taker)
+            raise
 
     async def _remove(self, container: Container) -> None:
         if not await container.remove():
@@ -172,6 +214,9 @@ class Hub:
             self.is_closed = True
             for task in self._tasks:
                 task.cancel()
+            for taker in itertools.chain.from_iterable(self._takers.values()):
+                if not taker.done():
+                    taker.set_exception(BackendUnavailable("this backend is closed; make a new sandbox"))
             try:
                 async with asyncio.timeout(_CLOSE_S):
                     if self._tasks:
@@ -189,6 +234,11 @@ class Hub:
 def _request(facts: Facts, settings: Settings, spec: SandboxSpec, limits: Limits) -> dict[str, Any]:
     request = body.create_body(settings, spec, limits, facts.cpus)
     return podman.reworded(request) if facts.is_podman else request
+
+
+def _key(settings: Settings, request: dict[str, Any]) -> str:
+    """Containers of one key are as good as each other."""
+    return json.dumps([settings.require, request])
 
 
 def _is_known(name: str) -> bool:
