@@ -209,7 +209,7 @@ def test_a_name_that_can_never_be_copied_is_said_once(run):
 def test_a_file_that_is_gone_or_changed_its_kind_meanwhile_is_a_warning(run):
     run.sandbox.specials.add("/tmp/output/link")
     meta = run.collect(link=b"x")
-    assert "/tmp/output/link was not copied: Not a regular file" in meta["output_warnings"][0]
+    assert "/tmp/output/link was not copied: it is not a regular file" in meta["output_warnings"][0]
 
 
 def test_a_long_list_of_created_files_is_cut(run, monkeypatch):

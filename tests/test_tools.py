@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fumehood import api, run_code, run_python_code
+from fumehood import api, registry, run_code, run_python_code
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.execution import TRUNCATED
 from fumehood.tools import text as tools
@@ -22,7 +22,7 @@ def answers(monkeypatch):
         for name, value in settings.items():
             monkeypatch.setenv(f"SANDBOX_{name.upper()}", str(value))
         fake = FakeBackend(replies=replies or None)
-        monkeypatch.setattr(api.registry, "open_backend", lambda _: fake)
+        monkeypatch.setattr(registry, "open_backend", lambda _: fake)
         api._shared.clear()
         return fake
 

@@ -200,7 +200,7 @@ def _named(difference: Difference) -> tuple[dict[str, list[str]], bool]:
 
 
 def _not_copied(path: str, why: str) -> str:
-    return f"{_shown(path)} was not copied: {why}"
+    return f"{_shown(path)} was not copied: {why.replace(path, 'it')}"
 
 
 def _why(error: Exception) -> str:

@@ -16,6 +16,7 @@ from fumehood.engine.engine import Engine, shared
 from fumehood.engine.volume import Volume
 from fumehood.errors import BadArgument, FileError, IsolationUnavailable, SandboxLost
 from fumehood.types import Command, Display, Exited, Limits, Output
+from support import wait_until
 
 LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=16 << 20, inodes=512)
 
@@ -393,40 +394,37 @@ def test_packages_come_first_on_the_path(engine, opened, tmp_path):
 
 HEADLESS = """
 import ctypes, os, platform, threading, time
-if os.fork() == 0:
+child = os.fork()
+if child == 0:
     os.setsid()
-    threading.Thread(target=lambda: (open('{flag}', 'w').close(), time.sleep(60), os.system('sleep {marker}'))).start()
+    ctypes.CDLL(None).prctl(15, b'{name}')  # PR_SET_NAME
+    threading.Thread(target=lambda: (open('{flag}', 'w').close(), time.sleep(60))).start()
     ctypes.CDLL(None).syscall({{'x86_64': 60}}.get(platform.machine(), 93), 0)  # ends the first thread alone
 until = time.monotonic() + 10
 while not os.path.exists('{flag}') and time.monotonic() < until:
     time.sleep(0.01)
-print(os.path.exists('{flag}'))
+print(os.path.exists('{flag}'), open(f'/proc/{{child}}/comm').read().strip())
 """
 
 
 def test_a_daemon_whose_first_thread_is_dead_ends_with_the_command(engine, opened):
     volume = opened(engine)
-    before = threads_of_python()
-    code = HEADLESS.format(flag="up", marker="88.125")
-    assert command(volume, "python", "-c", code)[0] == "True\n"
-    until = time.monotonic() + 5
-    while threads_of_python() - before and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not threads_of_python() - before
+    name = f"h{time.time_ns() % 10**12}"
+    assert command(volume, "python", "-c", HEADLESS.format(flag="up", name=name))[0] == f"True {name}\n"
+    assert wait_until(lambda: not headless(name))
 
 
-def threads_of_python() -> set[str]:
-    """Processes whose first thread is dead and whose others are not."""
+def headless(wanted: str) -> set[str]:
+    """Processes of that name whose first thread is dead and whose others are not."""
     found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[0] == "Z" and int(fields[17]) > 1:
-                found.add(name)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                name, fields = file.read().split("(", 1)[1].rsplit(")", 1)
+        except OSError:
+            continue
+        if name == wanted and fields.split()[0] == "Z" and int(fields.split()[17]) > 1:
+            found.add(pid)
     return found
 
 
