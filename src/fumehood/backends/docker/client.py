@@ -126,7 +126,7 @@ class Client:
                     if status not in (101, 200):
                         raise Refused(status, await _rest(reader, head))
                 except BaseException:
-                    writer.close()
+                    writer.transport.abort()
                     raise
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
             raise self.unreachable(error) from error

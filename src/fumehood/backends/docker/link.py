@@ -131,7 +131,7 @@ class Link:
         """The guest finds the end of its input, and ends."""
         self.is_open = False
         self._task.cancel()
-        self._writer.close()
+        self._writer.transport.abort()  # what is unsent would keep it open, and nobody wants it any more
 
     def let_go(self) -> None:
         """In a forked child: hold the stream no longer, and leave the parent's event loop alone."""
@@ -161,7 +161,7 @@ class Link:
 
     def _end(self) -> None:
         self.is_open = False
-        self._writer.close()
+        self._writer.transport.abort()
         if not self.hello.done():
             self.hello.cancel()
         self._ended()
