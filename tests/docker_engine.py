@@ -162,9 +162,10 @@ def clear_up(home: Path, group: str) -> None:
     for mount in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
         if (place := mount.split()[4]).startswith(f"{home}/"):
             subprocess.run(["umount", "-l", place], check=True)
-    for found in Path("/sys/fs/cgroup").glob(f"*/{group}"):
-        with suppress(OSError):
-            found.rmdir()
+    for pattern in (f"*/{group}/*/", f"*/{group}"):
+        for found in Path("/sys/fs/cgroup").glob(pattern):
+            with suppress(OSError):
+                found.rmdir()
 
 
 def _is_old() -> bool:
