@@ -73,7 +73,7 @@ def test_inspect_and_the_inside_agree(docker: str) -> None:
     assert (host["NetworkMode"], inside["interfaces"]) == ("none", ["lo"])
     assert host["Memory"] == host["MemorySwap"] == inside["memory"] == 256 * 2**20
     assert host["PidsLimit"] == inside["processes"] == 61
-    assert inside["limits"] == [0, 1024]
+    assert inside["limits"] == [1, 1024]
     assert inside["disk"] == {"/workspace": 128 * 2**20, "/tmp": 128 * 2**20}
     assert inside["inodes"] == 500
     assert (host["NanoCpus"], host["IpcMode"], host["CgroupnsMode"]) == (500_000_000, "none", "private")

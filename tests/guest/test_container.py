@@ -405,7 +405,7 @@ def test_a_program_is_locked_before_it_is_read(container):
     assert ran.stdout.decode().splitlines() == [
         "-1 True",
         "['NoNewPrivs:\\t1\\n', 'Seccomp:\\t2\\n']",
-        "(64, 64) (0, 0)",
+        "(64, 64) (1, 1)",
     ]
 
 

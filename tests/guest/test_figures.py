@@ -86,7 +86,6 @@ def test_child_processes_do_not_inherit_the_choice(worker):
 
 
 def test_matplotlib_that_was_loaded_before_is_told_too(start, monkeypatch):
-    from conftest import Worker  # noqa: F401
-
-    monkeypatch.setattr("conftest.START", "import matplotlib.pyplot\n" + __import__("conftest").START)
+    where = start.__globals__  # this directory's conftest, which is not the only module of that name
+    monkeypatch.setitem(where, "START", "import matplotlib.pyplot\n" + where["START"])
     assert len(images(start().run(PLOT + "plt.plot([1, 2])\nplt.show()"))) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 from typing import Any, NamedTuple
 
+from ..guest.rlimits import NO_CORE
 from ..types import Level, Limits
 from .flags import CELL_NAMESPACES, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
 from .layout import Layout
@@ -247,7 +248,7 @@ def environment(layout: Layout, home: str, tmp: str, links: str, cores: int) -> 
 
 def _rlimits(limits: Limits, *, others: int | None) -> tuple[tuple[str, int], ...]:
     rows = [
-        ("core", 0),
+        ("core", NO_CORE),
         ("file", limits.file_bytes),
         ("memlock", 64 * 1024),
         ("message_queues", 0),

@@ -8,6 +8,9 @@ TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# No core file, and no core helper either: where a crash is handed to a program of the host, 0 does not stop that.
+NO_CORE = 1
+
 NUMBERS = {
     "core": resource.RLIMIT_CORE,
     "cpu": resource.RLIMIT_CPU,
