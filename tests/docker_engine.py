@@ -55,6 +55,7 @@ def daemon(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        end_leftovers(home)
         daemon = Daemon(home)
         monkeypatch.setenv("DOCKER_HOST", daemon.address)
         try:
@@ -132,16 +133,20 @@ class Daemon:
 
     def clear(self) -> None:
         """Whatever state it is in."""
-        if self._process is not None and self._process.poll() is None:
-            self.signal(signal.SIGCONT)
-        else:
-            self.start()
-        if containers := _docker(self.address, "ps", "-aq").split():
-            _docker(self.address, "rm", "-f", "-v", *containers)
-        self.stop()
-        self._containerd.terminate()
-        self._containerd.wait(30)
-        clear_up(self._home, _GROUP)
+        try:
+            if self._process is not None and self._process.poll() is None:
+                self.signal(signal.SIGCONT)
+            else:
+                self.start()
+            until = time.monotonic() + 20
+            while (containers := _docker(self.address, "ps", "-aq").split()) and time.monotonic() < until:
+                with suppress(subprocess.CalledProcessError):  # others may be removing them just now
+                    _docker(self.address, "rm", "-f", "-v", *containers)
+        finally:
+            for process in (self._process, self._containerd):
+                if process is not None:
+                    _end(process)
+            clear_up(self._home, _GROUP)
 
     def _start_containerd(self) -> subprocess.Popen[bytes]:
         """Of its own, as on most machines: containers outlive an engine that is killed."""
@@ -155,6 +160,25 @@ class Daemon:
     def _run(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with open(self._home / f"{name}.log", "wb") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def end_leftovers(home: Path) -> None:
+    """Of a run of the tests that was killed: by the path in their command lines, which nobody else has."""
+    for found in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            program, *arguments = found.read_bytes().decode("utf-8", "replace").split("\0")
+            is_engine = os.path.basename(program).startswith(("dockerd", "containerd", "podman", "conmon"))
+            if is_engine and any(f"{home}/" in argument for argument in arguments):
+                os.kill(int(found.parent.name), signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(30)
 
 
 def clear_up(home: Path, group: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from engine_api import containers_of
 
-from docker_engine import IMAGE, clear_up, client_of
+from docker_engine import IMAGE, clear_up, client_of, end_leftovers
 from fumehood import BackendUnavailable, get_sandbox, open_session
 from support import wait_until
 
@@ -48,6 +48,7 @@ def podman(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     address = f"unix://{home}/podman.sock"
     with open(home / "lock", "w") as lock, open(home / "podman.log", "wb") as log:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        end_leftovers(home)
         ours, theirs = (
             subprocess.run(
                 [*docker, "image", "inspect", "-f", "{{.Id}}", IMAGE], env=env, capture_output=True, text=True

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import json
 import re
-from collections.abc import AsyncIterable, Callable, Mapping
+import time
+from collections.abc import AsyncIterable, Callable, Collection, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -18,6 +19,8 @@ from .address import Address
 
 OURS, OLDEST = (1, 47), (1, 41)
 _CONNECT_S, ANSWER_S, _PING_S, _LAST_S = 5.0, 30.0, 10.0, 10.0
+_COMING_S, _AGAIN_S = 3.0, 0.05
+_NOT_FOUND = 404
 _LIMIT = 1 << 20  # bytes of an attached stream that wait to be read
 _MAX_HEAD = 65536
 
@@ -214,14 +217,21 @@ class Client:
         return f"/v{_dotted(self.facts.version)}{path}"
 
 
-def remove_now(address: Address, version: tuple[int, int], identities: list[str]) -> None:
-    """Without an event loop: for garbage and the end of the process."""
+def remove_now(
+    address: Address, version: tuple[int, int], names: Collection[str], coming: Collection[str] = ()
+) -> None:
+    """Without an event loop: for garbage and the end of the process. `coming` may not be there yet."""
     verify = False if address.tls is None else tls.context(address.tls)
     transport = httpx2.HTTPTransport(uds=address.socket, verify=verify)
+    until = time.monotonic() + _COMING_S
     with httpx2.Client(transport=transport, base_url=address.url, timeout=_LAST_S, trust_env=False) as http:
-        for identity in identities:
+        for name in names:
             try:
-                http.delete(f"/v{_dotted(version)}/containers/{quote(identity)}?force=1&v=1")
+                while True:
+                    answer = http.delete(f"/v{_dotted(version)}/containers/{quote(name)}?force=1&v=1")
+                    if answer.status_code != _NOT_FOUND or name not in coming or time.monotonic() > until:
+                        break
+                    time.sleep(_AGAIN_S)
             except (httpx2.TransportError, OSError):
                 return  # whoever starts next finds them by their labels
 

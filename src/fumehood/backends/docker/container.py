@@ -59,6 +59,11 @@ class Container:
             ) from None
 
     @property
+    def is_coming(self) -> bool:
+        """The engine has not said that it is there."""
+        return self._creating is None or not self._creating.done()
+
+    @property
     def is_alive(self) -> bool:
         return not self.is_removed and self.link.is_open
 

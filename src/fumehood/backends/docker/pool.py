@@ -24,6 +24,7 @@ from .container import Container
 from .sweep import sweep
 
 _PING_S = body.PATIENCE_S / 5
+_CLOSED = "this backend is closed; make a new sandbox"
 _CLOSE_S = 15.0  # for an engine that does not answer
 
 _hubs: dict[tuple[asyncio.AbstractEventLoop, Address], Hub] = {}
@@ -128,6 +129,8 @@ class Hub:
     # --- inside
 
     async def _make(self, settings: Settings, limits: Limits, request: dict[str, Any]) -> Container:
+        if self.is_closed:
+            raise BackendUnavailable(_CLOSED)
         container = Container(self.client)
         self.alive[container.name] = container
         try:
@@ -216,7 +219,7 @@ class Hub:
                 task.cancel()
             for taker in itertools.chain.from_iterable(self._takers.values()):
                 if not taker.done():
-                    taker.set_exception(BackendUnavailable("this backend is closed; make a new sandbox"))
+                    taker.set_exception(BackendUnavailable(_CLOSED))
             try:
                 async with asyncio.timeout(_CLOSE_S):
                     if self._tasks:
@@ -252,11 +255,14 @@ def _leave_behind(hub: Hub) -> None:
 
 def _remove_all() -> None:
     """At the end of the process: what nobody closed."""
+    coming: set[str] = set()
     for hub in list(_hubs.values()):
+        hub.is_closed = True  # its loop may go on in a thread, and begins no more
         _leave_behind(hub)
+        coming.update(name for name, container in list(hub.alive.items()) if container.is_coming)
     for address, names in list(_left.items()):
         if address in _known:
-            remove_now(address, _known[address].version, list(names))
+            remove_now(address, _known[address].version, list(names), coming)  # others may still add
 
 
 def _after_fork() -> None:
