@@ -47,8 +47,8 @@ def test_a_time_out_ends_everything_in_time(box, code):
     result = box(processes=40, output_kill_mb=1_000_000).run(code, timeout=0.7)
     assert (result.exit_code, result.meta["reason"], result.meta["timed_out"]) == (-1, "timeout", True)
     assert "timed out after 0.7 s" in result.stderr
-    assert 0.7 <= result.duration <= 2.7
-    assert time.monotonic() - started < 7.7  # the engine may have had to start first
+    assert 0.7 <= result.duration <= (10.7 if box.target.level == "docker" else 2.7)  # a container is made in it
+    assert time.monotonic() - started < 15.7  # the engine may have had to start first
 
 
 def test_a_time_out_leaves_no_process_of_the_tree(box):

@@ -17,6 +17,7 @@ from fumehood.backends.base import SandboxSpec
 from fumehood.backends.docker import DockerBackend, body, receipt
 from fumehood.config import Settings
 from fumehood.errors import PackageError
+from fumehood.guest.rlimits import no_core
 from fumehood.types import Command, Exited
 from support import wait_until
 
@@ -73,7 +74,7 @@ def test_inspect_and_the_inside_agree(docker: str) -> None:
     assert (host["NetworkMode"], inside["interfaces"]) == ("none", ["lo"])
     assert host["Memory"] == host["MemorySwap"] == inside["memory"] == 256 * 2**20
     assert host["PidsLimit"] == inside["processes"] == 61
-    assert inside["limits"] == [1, 1024]
+    assert inside["limits"] == [no_core(), 1024]
     assert inside["disk"] == {"/workspace": 128 * 2**20, "/tmp": 128 * 2**20}
     assert inside["inodes"] == 500
     assert (host["NanoCpus"], host["IpcMode"], host["CgroupnsMode"]) == (500_000_000, "none", "private")

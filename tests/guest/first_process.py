@@ -156,7 +156,7 @@ class Container:
             "order": HEADER.pack(len(body)) + body,
             "serves": serves,
             "filter": compile_filter(self.hello["machine"]) if filtered else None,
-            "limits": {"core": 1, **(limits or {})},
+            "limits": limits or {},
         }
         self.send(wire.START, number, marshal.dumps(request, 4))
         if stdin is not None and not serves:

@@ -18,6 +18,7 @@ import pytest
 from first_process import PATIENCE_S, Container, Lost, make_base, why_not
 
 from fumehood.guest import wire
+from fumehood.guest.rlimits import no_core
 from fumehood.guest.wire import HEADER
 
 DAEMON = """
@@ -393,6 +394,13 @@ def test_it_is_the_first_process_or_nothing():
 # --- locks
 
 
+@pytest.mark.parametrize(("pattern", "limit"), [("core", 0), ("|/usr/share/apport/apport %p", 1), (None, 1)])
+def test_no_core_is_dumped_and_none_handed_to_a_helper(pattern, limit, tmp_path):
+    if pattern is not None:
+        (tmp_path / "core_pattern").write_text(pattern)
+    assert no_core(str(tmp_path / "core_pattern")) == limit
+
+
 def test_a_program_is_locked_before_it_is_read(container):
     code = """
         import ctypes, errno, os, resource
@@ -405,7 +413,7 @@ def test_a_program_is_locked_before_it_is_read(container):
     assert ran.stdout.decode().splitlines() == [
         "-1 True",
         "['NoNewPrivs:\\t1\\n', 'Seccomp:\\t2\\n']",
-        "(64, 64) (1, 1)",
+        f"(64, 64) ({no_core()}, {no_core()})",
     ]
 
 

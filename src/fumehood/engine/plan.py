@@ -5,7 +5,6 @@ from __future__ import annotations
 import os.path
 from typing import Any, NamedTuple
 
-from ..guest.rlimits import NO_CORE
 from ..types import Level, Limits
 from .flags import CELL_NAMESPACES, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
 from .layout import Layout
@@ -50,6 +49,7 @@ class Caller(NamedTuple):
     uid: int
     gid: int
     can_become: bool = True  # root of a small container may be unable to be anybody else
+    no_core: int = 0  # the limit that keeps the kernel from dumping cores
 
     @property
     def is_root(self) -> bool:
@@ -179,7 +179,7 @@ def plan_sealed_cell(
     if not network:
         steps.append(("loopback",))
     steps += [
-        ("limits", _rlimits(limits, others=None if counted else 0)),
+        ("limits", _rlimits(limits, caller, others=None if counted else 0)),
         ("drop_capabilities",),
         ("no_new_privileges",),
         ("undumpable",),
@@ -214,7 +214,7 @@ def plan_open_cell(
     steps: list[Step] = []
     if caller.is_root and drop_root:
         steps.append(("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID))
-    steps.append(("limits", _rlimits(limits, others=others)))
+    steps.append(("limits", _rlimits(limits, caller, others=others)))
     if level == "confined":
         steps.append(("shed_capabilities",))
     steps.append(("no_new_privileges",))
@@ -246,9 +246,9 @@ def environment(layout: Layout, home: str, tmp: str, links: str, cores: int) -> 
     }
 
 
-def _rlimits(limits: Limits, *, others: int | None) -> tuple[tuple[str, int], ...]:
+def _rlimits(limits: Limits, caller: Caller, *, others: int | None) -> tuple[tuple[str, int], ...]:
     rows = [
-        ("core", NO_CORE),
+        ("core", caller.no_core),
         ("file", limits.file_bytes),
         ("memlock", 64 * 1024),
         ("message_queues", 0),

@@ -6,6 +6,7 @@ import functools
 import marshal
 import os
 
+from ..guest.rlimits import no_core
 from ..types import Level, Limits, Receipt
 from . import plan, receipt
 from .cell import Cell
@@ -43,7 +44,7 @@ class Root:
         self.layout = discover(host_executable())
         self._network = network
         self._failure = failure  # why no stronger level
-        self.caller = plan.Caller(os.geteuid(), os.getegid(), can_become=not self._without.become)
+        self.caller = plan.Caller(os.geteuid(), os.getegid(), not self._without.become, no_core())
         again = level == "sealed" and _is_within_reach(self.layout.executable, self.caller)
         self.plan = plan.plan_zygote(
             level,

@@ -226,7 +226,7 @@ def _be_program(streams: list[int], request: Mapping[str, Any], places: Mapping[
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         step = "limits"
-        rlimits.apply(request["limits"].items())
+        rlimits.apply([("core", rlimits.no_core()), *request["limits"].items()])
         step = "no_new_privileges"
         lockdown.no_new_privileges()
         if request["filter"] is not None:

@@ -8,9 +8,6 @@ TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# No core file, and no core helper either: where a crash is handed to a program of the host, 0 does not stop that.
-NO_CORE = 1
-
 NUMBERS = {
     "core": resource.RLIMIT_CORE,
     "cpu": resource.RLIMIT_CPU,
@@ -23,6 +20,15 @@ NUMBERS = {
     "processes": resource.RLIMIT_NPROC,
     "realtime": resource.RLIMIT_RTPRIO,
 }
+
+
+def no_core(pattern: str = "/proc/sys/kernel/core_pattern") -> int:
+    """The limit that means no core dump here: where the kernel hands them to a program of the host, 0 does not."""
+    try:
+        with open(pattern, "rb") as file:
+            return 1 if file.read(1) == b"|" else 0
+    except OSError:
+        return 1
 
 
 def apply(limits: Iterable[tuple[str, int]]) -> None:

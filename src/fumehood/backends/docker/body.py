@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from ...config import Settings
-from ...guest.rlimits import NO_CORE
 from ...types import Limits
 from ..base import SandboxSpec
 from . import sweep
@@ -47,7 +46,7 @@ def create_body(settings: Settings, spec: SandboxSpec, limits: Limits, cpus: int
         "MemorySwap": limits.memory_bytes,
         "PidsLimit": limits.processes + 1,  # the guest's own
         "OomKillDisable": False,
-        "Ulimits": [_ulimit("core", NO_CORE), _ulimit("msgqueue", 0), _ulimit("nofile", max(1024, limits.open_files))],
+        "Ulimits": [_ulimit("core", 1), _ulimit("msgqueue", 0), _ulimit("nofile", max(1024, limits.open_files))],
         "IpcMode": "none",
         "CgroupnsMode": "private",
         "Init": False,  # the guest is one
@@ -92,7 +91,7 @@ def has_network(settings: Settings, spec: SandboxSpec) -> bool:
 
 def program_limits(limits: Limits, *, on_linux: bool = True) -> dict[str, int]:
     """Of each program. Not the number of processes: the kernel would count this user's in all containers together."""
-    common = {"core": NO_CORE, "file": limits.file_bytes, "memlock": 64 * 1024, "open_files": limits.open_files}
+    common = {"file": limits.file_bytes, "memlock": 64 * 1024, "open_files": limits.open_files}
     if not on_linux:  # a kernel of the runtime's own does not know the others
         return common
     return {**common, "message_queues": 0, "nice": 0, "pending_signals": 1024, "realtime": 0}
