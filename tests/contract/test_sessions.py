@@ -662,6 +662,38 @@ def test_a_run_that_is_given_up_does_not_strike_the_next(session: Kept, monkeypa
     asyncio.run(scenario())
 
 
+def test_a_run_that_is_given_up_may_take_a_while_to_stop(session: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "INTERRUPT_GRACE_S", 20.0)
+    code = """
+import time
+try:
+    print("up", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    stopped = 1
+    raise
+"""
+
+    async def follow(kept: AsyncSession, up: asyncio.Event) -> None:
+        async with kept.stream(code) as stream:
+            async for _ in stream:
+                up.set()
+
+    async def scenario() -> None:
+        async with AsyncSession(store_code="never", **session.target.settings) as kept:
+            up = asyncio.Event()
+            task = asyncio.create_task(follow(kept, up))
+            await asyncio.wait_for(up.wait(), 30)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            result = await kept.run("stopped")
+            assert (result.stderr, result.meta["results"]) == ("", [{"text/plain": "1"}])
+
+    asyncio.run(scenario())
+
+
 # ---- budgets
 
 

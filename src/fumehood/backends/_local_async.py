@@ -113,16 +113,17 @@ class _LocalProcess(Process):
         event = self._cell.read(0)
         if event is not None:
             return event
+        # Not asyncio.timeout: in a task that is being cancelled, Python 3.11 takes its end for the cancellation.
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._cell.fileno(), readable.set)
+        timer = None if timeout_s is None else loop.call_later(timeout_s, readable.set)
         try:
-            async with asyncio.timeout(timeout_s):
-                await readable.wait()
-        except TimeoutError:
-            return None
+            await readable.wait()
         finally:
             loop.remove_reader(self._cell.fileno())
+            if timer is not None:
+                timer.cancel()
         return self._cell.read(0)
 
     def kill(self) -> None:

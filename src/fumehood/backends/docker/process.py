@@ -55,10 +55,7 @@ class Program(Process):
     async def read(self, timeout_s: float | None = None) -> Event | None:
         if not self._events and not self._is_gone and self._failure is None:
             self._woken.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._woken.wait()
-            except TimeoutError:
+            if not await _happens(self._woken, timeout_s):
                 return None
         if self._events:
             event = self._events.popleft()
@@ -91,11 +88,7 @@ class Program(Process):
             return
         self.kill()
         if self._waits:
-            try:
-                async with asyncio.timeout(_CLOSE_S):
-                    await self._ended.wait()
-            except TimeoutError:
-                pass
+            await _happens(self._ended, _CLOSE_S)
 
     # --- what the link tells
 
@@ -202,3 +195,13 @@ def reason_of(flags: int, *, killed: bool) -> Reason:
     if flags & wire.DISK_FULL:
         return "disk"
     return "signal" if killed else "error"
+
+
+async def _happens(event: asyncio.Event, within_s: float | None) -> bool:
+    """Not by asyncio.timeout: in a task that is being cancelled, Python 3.11 takes its end for the cancellation."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=within_s)
+    finally:
+        waiting.cancel()
+    return event.is_set()
