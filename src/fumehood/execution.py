@@ -83,7 +83,8 @@ async def run(backend: Backend, plan: Plan) -> ExecutionResult:
         with _after(lost):
             sandbox = await backend.create(plan.spec)
         try:
-            return await run_in(sandbox, plan, started=started)
+            with _after(lost):  # some backends learn only here that they cannot be had
+                return await run_in(sandbox, plan, started=started)
         except SandboxLost as error:
             if not _may_run_again(plan, attempt):
                 raise
