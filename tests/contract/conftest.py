@@ -240,16 +240,16 @@ def session(target: Target, tmp_path: Any) -> Iterator[Kept]:
     reason = why_not(target.level)
     if reason is not None:
         pytest.skip(reason)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    kept = Kept(target, {"output_dir": str(tmp_path / "output"), "session_id": "x"}, loop)
-    yield kept
-    for each in kept.opened:
-        each.close()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with asyncio.Runner() as runner:  # at its end, what still goes on is told to stop, as by asyncio.run
+        loop = runner.get_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        kept = Kept(target, {"output_dir": str(tmp_path / "output"), "session_id": "x"}, loop)
+        yield kept
+        for each in kept.opened:
+            each.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -157,10 +157,11 @@ class Link:
         except (OSError, Garbage, struct.error):
             pass
         finally:
-            self._end()
+            self.is_open = False
+            if not self._task.get_loop().is_closed():  # else somebody closed it over this task: no one is left to tell
+                self._end()
 
     def _end(self) -> None:
-        self.is_open = False
         self._writer.transport.abort()
         if not self.hello.done():
             self.hello.cancel()

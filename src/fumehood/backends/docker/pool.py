@@ -215,23 +215,27 @@ class Hub:
                         self.discard(waiting.popleft())
         finally:
             self.is_closed = True
-            for task in self._tasks:
-                task.cancel()
-            for taker in itertools.chain.from_iterable(self._takers.values()):
-                if not taker.done():
-                    taker.set_exception(BackendUnavailable(_CLOSED))
-            try:
-                async with asyncio.timeout(_CLOSE_S):
-                    if self._tasks:
-                        await asyncio.wait(self._tasks)
-                    await asyncio.gather(*map(self._remove, list(self.alive.values())))
-            except TimeoutError:
-                pass
-            await self.client.close()
-            with _lock:
-                _leave_behind(self)
-                if _hubs.get((self.loop, self.client.address)) is self:
-                    del _hubs[self.loop, self.client.address]
+            if not self.loop.is_closed():  # else somebody closed it over this task, and nothing can be awaited
+                await self._end()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for taker in itertools.chain.from_iterable(self._takers.values()):
+            if not taker.done():
+                taker.set_exception(BackendUnavailable(_CLOSED))
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+                await asyncio.gather(*map(self._remove, list(self.alive.values())))
+        except TimeoutError:
+            pass
+        await self.client.close()
+        with _lock:
+            _leave_behind(self)
+            if _hubs.get((self.loop, self.client.address)) is self:
+                del _hubs[self.loop, self.client.address]
 
 
 def _request(facts: Facts, settings: Settings, spec: SandboxSpec, limits: Limits) -> dict[str, Any]:
