@@ -9,21 +9,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ..config import Settings
-from . import health
+from . import health, openapi, static, telemetry
 from .guard import Guard
 from .options import ServerOptions
 from .routes import Route, Router, Socket, SocketCall, answer
 from .state import Server
 from .tokens import Token
 
-ROUTES: tuple[Iterable[Route], ...] = (health.ROUTES,)
+ROUTES: tuple[Iterable[Route], ...] = (health.ROUTES, openapi.ROUTES, static.ROUTES)
 SOCKETS: tuple[Iterable[Socket], ...] = ()
 NOBODY = Token("", b"", max_concurrent=0, max_sessions=0)  # whose requests the public paths are
 
 
 def create_app(options: ServerOptions, settings: Settings) -> Application:
     """The ASGI application; programs run with `settings`, which no request can widen."""
-    return Application(Server(options, settings))
+    return Application(Server(options, settings, telemetry.start()))
 
 
 class Application:
@@ -38,25 +38,12 @@ class Application:
         await self._guarded(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-            return
         token = scope["state"].get("token", NOBODY)
         if scope["type"] == "websocket":
             socket, params = self.router.find_socket(scope["path"])
             await socket.handler(SocketCall(self.server, WebSocket(scope, receive, send), token, params))
             return
         route, params = self.router.find(scope["method"], scope["path"])
-        scope["state"]["route"] = route.path
+        scope["state"] |= {"route": route.path, "router": self.router}
         response = await answer(self.server, route, params, Request(scope, receive), token)
         await response(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-            elif message["type"] == "lifespan.shutdown":
-                await self.server.close()
-                await send({"type": "lifespan.shutdown.complete"})
-                return

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from typing import NamedTuple
+
+from ..errors import BadArgument
 
 PORT = 8080
 _MIB = 1024 * 1024
@@ -34,7 +37,8 @@ class ServerOptions(NamedTuple):
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 15.0  # between two requests of one connection
     grace_s: float = 10.0  # for what runs, after SIGTERM
-    instance: str = ""  # part of the ids of its sessions
+    instance: str = ""  # part of the ids of its sessions; none = at random
+    peers_dir: str = ""  # where workers beside this one listen for what is theirs
 
     @property
     def loopback(self) -> bool:
@@ -48,3 +52,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def instance_name(name: str) -> str:
+    """Checked: it becomes a part of ids and of file names."""
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,32}", name):
+        raise BadArgument("an instance's name has 1 to 32 letters, digits and -")
+    return name

@@ -184,7 +184,7 @@ async def read(request: Request, max_bytes: int, within_s: float) -> bytes:
                 if len(data) > max_bytes:
                     raise _too_large(max_bytes)
     except TimeoutError:
-        raise Problem("request_timeout", f"the body took longer than {within_s:g} s", {"Connection": "close"}) from None
+        raise Problem("request_timeout", f"the body took longer than {within_s:g} s") from None
     except ClientDisconnect:
         raise ClientLeft from None
     return bytes(data)
@@ -192,7 +192,7 @@ async def read(request: Request, max_bytes: int, within_s: float) -> bytes:
 
 def _too_large(max_bytes: int) -> Problem:
     text = f"the body may have {max_bytes} bytes" if max_bytes else "this path takes no body"
-    return Problem("too_large", text, {"Connection": "close"})
+    return Problem("too_large", text)
 
 
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)

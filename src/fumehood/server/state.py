@@ -11,8 +11,10 @@ from starlette.requests import Request
 
 from ..config import Settings
 from .gate import Gate
+from .numbers import Numbers
 from .options import ServerOptions
 from .problems import later
+from .telemetry import Tracing
 from .tokens import Tickets, Token, Tokens
 
 B = TypeVar("B")
@@ -33,13 +35,15 @@ P = TypeVar("P", bound=Part)
 class Server:
     """One instance: its options, the settings that are the ceiling of every request, and what is shared."""
 
-    def __init__(self, options: ServerOptions, settings: Settings) -> None:
+    def __init__(self, options: ServerOptions, settings: Settings, tracing: Tracing | None = None) -> None:
         self.options = options
         self.settings = settings
+        self.tracing = tracing
         self.instance = options.instance or secrets.token_hex(4)
         self.tokens = Tokens(options.token, options.token_file)
         self.tickets = Tickets()
         self.gate = Gate(options)
+        self.numbers = Numbers(self.gate)
         self.stopping = asyncio.Event()  # take no new work; a stream without a run ends now
         self.ending = asyncio.Event()  # the grace is over: whatever runs is cancelled
         self._parts: dict[type[Any], Part] = {}
@@ -63,6 +67,8 @@ class Server:
         self.ending.set()
         while self._parts:
             await self._parts.pop(next(reversed(self._parts))).close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
 
 class Call(Generic[B, Q]):
@@ -100,6 +106,14 @@ class Call(Generic[B, Q]):
             for each in (task, gone, ending):
                 each.cancel()
             await asyncio.gather(task, gone, ending, return_exceptions=True)
+
+
+class Elsewhere(Exception):
+    """What was asked for belongs to another instance: a worker beside us answers, or the client is told which."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(instance)
+        self.instance = instance
 
 
 class ClientLeft(Exception):
