@@ -36,6 +36,7 @@ LAYERS = (
         "budget",
         "copies",
         "fallback",
+        "handed",
     ),
     ("requirements", "packages", "installer", "wheels_only"),
     ("api", "session", "calls", "lifetime", "streaming", "outputs", "sync_session"),

@@ -29,6 +29,7 @@ from .errors import (
 )
 from .execution import new_execution_id, not_run, run_in
 from .fallback import UNAVAILABLE, Spare
+from .handed import Handed
 from .lifetime import Keeper, Lifetime, Turn, engine_failures
 from .notes import note
 from .outputs import Outputs
@@ -188,7 +189,13 @@ class Calls:
         return lambda text: _ignore(asyncio.run_coroutine_threadsafe(outputs.tell("send_progress", text), loop))
 
     async def execute(
-        self, plan: Plan, kind: str, trace: str | None, stream: Stream | None = None, requirements: Sequence[str] = ()
+        self,
+        plan: Plan,
+        stream: Stream | None,
+        kind: str,
+        trace: str | None,
+        requirements: Sequence[str] = (),
+        handed: Handed | None = None,
     ) -> ExecutionResult:
         async with self.turn():
             before, started = self._cancels, time.monotonic()
@@ -205,7 +212,10 @@ class Calls:
                     refusal, result = error, not_run(plan, "error", str(error), 126)
             if result is None:
                 try:
-                    result = await (self._run_aside(plan, requirements) if requirements else self._run(plan, stream))
+                    if requirements:
+                        result = await self._run_aside(plan, requirements, stream, handed)
+                    else:
+                        result = await self._run(plan, stream, handed)
                 except BackendError as error:
                     refusal, result = error, not_run(plan, "error", str(self._seen(error)), LOST_EXIT_CODE)
                     result.duration = time.monotonic() - started
@@ -220,7 +230,7 @@ class Calls:
                 raise refusal
             return result
 
-    async def _run(self, plan: Plan, stream: Stream | None) -> ExecutionResult:
+    async def _run(self, plan: Plan, stream: Stream | None, handed: Handed | None) -> ExecutionResult:
         try:
             sandbox = await self.sandbox(plan.cancelled)
         except (EngineFailed, BackendUnavailable) as error:
@@ -228,12 +238,14 @@ class Calls:
         plan = self._cut(self._live(plan))
         with engine_failures():
             result = await run_in(sandbox, plan, stream)
-            result.meta.update(await self.outputs.collect(sandbox))
+            result.meta.update(await self.outputs.collect(sandbox, handed))
         if result.meta["reason"] == "cancelled" and self.life.ended is not None:
             _reword(result, plan, CLOSED)
         return result
 
-    async def _run_aside(self, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
+    async def _run_aside(
+        self, plan: Plan, requirements: Sequence[str], stream: Stream | None, handed: Handed | None
+    ) -> ExecutionResult:
         """In a sandbox of its own: the session's was made without these packages, and gains none."""
         layer = await self._installed(list(dict.fromkeys([*self.requirements, *requirements])))
         outputs = self.outputs.beside()
@@ -248,8 +260,8 @@ class Calls:
                 live = self._cut(self._live(plan))
                 with engine_failures():
                     await outputs.begin(sandbox)
-                    result = await run_in(sandbox, live)
-                    result.meta.update(await outputs.collect(sandbox), packages=list(layer.installed))
+                    result = await run_in(sandbox, live, stream)
+                    result.meta.update(await outputs.collect(sandbox, handed), packages=list(layer.installed))
             except SandboxLost as error:
                 if self.life.ended is not None:
                     raise
