@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..backends.base import Places
 from ..errors import FileError
 from ..handed import Handed
 from ..session import with_settings
+from ..types import ExecutionResult
 from . import wire
 from .examples import EXECUTE, EXECUTED
 from .follow import Emit, follow
@@ -67,7 +68,7 @@ async def _code(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes
             handed=handed,
         )
         async with call.server.gate.execution(call.token):
-            return await follow(stream, handed, emit, cut=cut)
+            return await follow(stream, handed, emit, _count(call), cut=cut)
 
 
 async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes], emit: Emit) -> wire.Result:
@@ -81,7 +82,7 @@ async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, by
         async with call.server.gate.execution(call.token):
             for path, data in files.items():
                 await session.write(path, data)
-            return await follow(stream, handed, emit, cut=cut)
+            return await follow(stream, handed, emit, _count(call), cut=cut)
     finally:
         call.server.part(Sandboxes).later(session.close())
 
@@ -115,7 +116,11 @@ async def in_session(
     async with live.turn(), call.server.gate.execution(call.token):
         for path, data in files.items():
             await live.session.write(path, data)
-        return await follow(stream, handed, tell, session_id=live.id)
+        return await follow(stream, handed, tell, _count(call), session_id=live.id)
+
+
+def _count(call: Call[Any, Any]) -> Callable[[ExecutionResult], None]:
+    return partial(call.server.numbers.executed, call.token)
 
 
 def placed(files: list[wire.SentFile]) -> dict[str, bytes]:

@@ -18,7 +18,13 @@ _types = mimetypes.MimeTypes()  # not the machine's
 
 
 async def follow(
-    stream: Stream, handed: Handed, emit: Emit, *, session_id: str | None = None, cut: Iterable[str] = ()
+    stream: Stream,
+    handed: Handed,
+    emit: Emit,
+    count: Callable[[types.ExecutionResult], None],
+    *,
+    session_id: str | None = None,
+    cut: Iterable[str] = (),
 ) -> wire.Result:
     """Tell every event, then the result. An error of ours comes before `started`, unless it came in mid-run."""
     texts = {"stdout": _Text("stdout"), "stderr": _Text("stderr")}
@@ -31,6 +37,7 @@ async def follow(
                     await emit(told)
             elif isinstance(event, types.Display):
                 await emit(wire.Display(dict(event.data)))
+    count(stream.result)
     for text in texts.values():
         if (told := text.rest()) is not None:
             await emit(told)

@@ -15,7 +15,7 @@ from ..session import AsyncSession
 from . import wire
 from .events import Hub
 from .problems import Problem, later
-from .state import Server
+from .state import Elsewhere, Server
 from .tokens import Token
 
 MAX_WAITING = 16  # calls of one session
@@ -100,16 +100,13 @@ class Registry:
 
     def add(self, live: Live) -> None:
         self._live[live.id] = live
+        self._server.numbers.sessions.set(len(self._live))
 
     def find(self, token: Token, session_id: str) -> Live:
         """The token's own session; nobody learns of another's."""
         named = _ID.fullmatch(session_id)
         if named is not None and named[1] != self._server.instance:
-            raise Problem(
-                "misdirected",
-                f"this session is not on this instance: send the request to instance {named[1]}",
-                more={"instance": named[1]},
-            )
+            raise Elsewhere(named[1])
         live = self._live.get(session_id)
         if live is not None and live.owner == token.name:
             if not live.session.ended:
@@ -140,6 +137,7 @@ class Registry:
     def _forget(self, live: Live) -> None:
         if self._live.pop(live.id, None) is None:
             return
+        self._server.numbers.sessions.set(len(self._live))
         live.hub.end()
         self._ended[live.id] = live.owner
         while len(self._ended) > MAX_REMEMBERED:
