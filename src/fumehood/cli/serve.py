@@ -39,7 +39,14 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--max-running", type=_count(1), metavar="N", help="executions at a time, of each worker")
     parser.add_argument("--max-queue", type=_count(0), metavar="N", help="executions that may wait, of each worker")
     parser.add_argument("--max-sessions", type=_count(0), metavar="N", help="sessions at a time, of each worker")
-    parser.add_argument("--grace", type=float, metavar="S", help="seconds for what runs after SIGTERM; default 10")
+    parser.add_argument("--max-connections", type=_count(1), metavar="N", help="connections at a time, of each worker")
+    parser.add_argument(
+        "--client-timeout",
+        type=_seconds,
+        metavar="S",
+        help="for headers, a body, or what it is sent; default 10, 60, 30",
+    )
+    parser.add_argument("--grace", type=_seconds, metavar="S", help="seconds for what runs after SIGTERM; default 10")
     parser.add_argument("--instance", metavar="NAME", help="part of its sessions' ids, such as the pod's name")
 
 
@@ -87,6 +94,8 @@ def _options(args: argparse.Namespace) -> tuple[ServerOptions, str | None]:
         "max_running": args.max_running,
         "max_queue": args.max_queue,
         "max_sessions": args.max_sessions,
+        "max_connections": args.max_connections,
+        **dict.fromkeys(("header_timeout_s", "body_timeout_s", "write_timeout_s"), args.client_timeout),
         "grace_s": args.grace,
         "instance": instance_name(args.instance) if args.instance is not None else None,
     }
@@ -123,3 +132,9 @@ def _count(least: int) -> Callable[[str], int]:
         return value
 
     return count
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise ValueError(text)
+    return value

@@ -11,8 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from . import log
 from .exchange import Cut, Exchange
 from .origins import check_origin, host_allowed
+from .peers import Peers
 from .problems import Problem, from_error
-from .state import ClientLeft, Server
+from .state import ClientLeft, Elsewhere, Server
 from .tokens import Token
 
 PROTOCOL = "1"
@@ -25,7 +26,7 @@ class Guard:
     """Pure ASGI, around everything."""
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
-        self.app, self.server = app, server
+        self.app, self.server, self.peers = app, server, Peers(server)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -42,8 +43,7 @@ class Guard:
     async def _answer(self, exchange: Exchange) -> None:
         started, failed = time.monotonic(), None
         try:
-            self._admit(exchange.scope)
-            await self.app(exchange.scope, exchange.receive, exchange.send)
+            await self._try(exchange)
         except ClientLeft:
             pass
         except Exception as error:
@@ -53,6 +53,13 @@ class Guard:
             await exchange.refuse(from_error(error))
         finally:
             self._note(exchange, time.monotonic() - started, failed)
+
+    async def _try(self, exchange: Exchange) -> None:
+        try:
+            self._admit(exchange.scope)
+            await self.app(exchange.scope, exchange.receive, exchange.send)
+        except Elsewhere as other:
+            await self.peers.pass_on(exchange, other.instance)
 
     def _admit(self, scope: Scope) -> None:
         """Raises a Problem, or notes whose request it is."""
@@ -87,7 +94,12 @@ class Guard:
     def _token(self, scope: Scope, headers: Headers) -> Token | None:
         if scope["type"] == "websocket":
             tickets = parse_qs(scope["query_string"].decode("latin-1")).get("ticket", [])
-            token = self.server.tickets.redeem(tickets[0], scope["path"]) if len(tickets) == 1 else None
+            if len(tickets) != 1:
+                return None
+            made_by = tickets[0].partition(".")[0]
+            if self.peers.path(made_by) is not None:
+                raise Elsewhere(made_by)
+            token = self.server.tickets.redeem(tickets[0], scope["path"])
             return token if token is not None and self.server.tokens.current(token) else None
         scheme, _, presented = headers.get("authorization", "").partition(" ")
         return self.server.tokens.find(presented.strip()) if scheme.lower() == "bearer" else None

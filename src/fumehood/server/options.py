@@ -35,6 +35,7 @@ class ServerOptions(NamedTuple):
     max_depth: int = 16
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0  # for a client that does not read what it asked for
     idle_timeout_s: float = 15.0  # between two requests of one connection
     grace_s: float = 10.0  # for what runs, after SIGTERM
     instance: str = ""  # part of the ids of its sessions; none = at random

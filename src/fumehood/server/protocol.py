@@ -14,7 +14,6 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from .options import ServerOptions
 from .problems import KINDS, Problem
 
-WRITE_TIMEOUT_S = 30.0  # for a client that does not read what it asked for
 _NOT_PARSED = "-" * 8
 
 
@@ -22,12 +21,13 @@ class _Bounded(asyncio.Protocol):
     """A client that does not read is cut off."""
 
     transport: asyncio.Transport
+    write_timeout_s: float
     _writing: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().call_later(WRITE_TIMEOUT_S, self.transport.abort)
+            self._writing = asyncio.get_running_loop().call_later(self.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -43,14 +43,20 @@ class _Bounded(asyncio.Protocol):
             self._writing = None
 
 
-class WebSockets(_Bounded, WebSocketsSansIOProtocol):
-    """A WebSocket."""
+def websockets(options: ServerOptions) -> type[WebSocketsSansIOProtocol]:
+    """As below, of WebSockets."""
+
+    class WebSockets(_Bounded, WebSocketsSansIOProtocol):
+        write_timeout_s = options.write_timeout_s
+
+    return WebSockets
 
 
 def http(options: ServerOptions) -> type[H11Protocol]:
     """The protocol class for these options; uvicorn makes one object of it for each connection."""
 
     class Http(_Bounded, H11Protocol):
+        write_timeout_s = options.write_timeout_s
         _heading: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -90,7 +96,7 @@ def http(options: ServerOptions) -> type[H11Protocol]:
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
-            self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)  # what it has not read by then is lost
+            self.loop.call_later(self.write_timeout_s, self.transport.abort)  # what it has not read by then is lost
 
         def _idle(self) -> bool:
             return self.cycle is None or self.cycle.response_complete

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from .options import ServerOptions
 from .problems import Problem
 from .state import Call, ClientLeft, Server
 from .tokens import Token
@@ -140,13 +141,13 @@ async def _body(server: Server, route: Route, request: Request) -> Any:
     options = server.options
     if route.upload:
         _media_type(request, BINARY)
-        return await read(request, options.max_upload_bytes, options.body_timeout_s)
+        return _kept(options, request, await read(request, options.max_upload_bytes, options.body_timeout_s))
     if route.request is None:
         if await read(request, 0, options.body_timeout_s):
             raise Problem("bad_request", "this path takes no body")
         return None
     _media_type(request, JSON)
-    data = await read(request, options.max_body_bytes, options.body_timeout_s)
+    data = _kept(options, request, await read(request, options.max_body_bytes, options.body_timeout_s))
     if deeper(data, options.max_depth):
         raise Problem("bad_request", f"the JSON is nested more than {options.max_depth} deep")
     try:
@@ -155,6 +156,12 @@ async def _body(server: Server, route: Route, request: Request) -> Any:
         raise Problem("validation", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Problem("bad_request", "the body is not JSON in UTF-8") from None
+
+
+def _kept(options: ServerOptions, request: Request, data: bytes) -> bytes:
+    if options.peers_dir:
+        request.scope["state"]["body"] = data  # another worker may have to be told
+    return data
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from .options import ServerOptions
 
 _BACKLOG = 1024
 _MAX_MESSAGE_BYTES = 64 * 1024  # of what a client says over a WebSocket
-_AFTER_GRACE_S = 5.0  # for what was cancelled to be gone
+AFTER_GRACE_S = 5.0  # for what was cancelled to be gone
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -28,20 +29,30 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=_BACKLOG)
 
 
-def serve(options: ServerOptions, settings: Settings, sockets: list[socket.socket], ready: Callable[[], None]) -> int:
-    """Serve until a signal, SIGTERM or SIGINT, or `stop`; the exit code."""
-    _log_as_lines()
-    return asyncio.run(_serve(options, settings, sockets, ready))
+def serve(
+    options: ServerOptions,
+    settings: Settings,
+    sockets: list[socket.socket],
+    ready: Callable[[], None],
+    ends_with: int | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT, or until the file `ends_with` ends; the exit code."""
+    log_as_lines()
+    return asyncio.run(_serve(options, settings, sockets, ready, ends_with))
 
 
 async def _serve(
-    options: ServerOptions, settings: Settings, sockets: list[socket.socket], ready: Callable[[], None]
+    options: ServerOptions,
+    settings: Settings,
+    sockets: list[socket.socket],
+    ready: Callable[[], None],
+    ends_with: int | None,
 ) -> int:
     application = create_app(options, settings)
     config = uvicorn.Config(
         application,
         http=protocol.http(options),
-        ws=protocol.WebSockets,
+        ws=protocol.websockets(options),
         loop="none",
         lifespan="off",
         log_config=None,
@@ -50,11 +61,13 @@ async def _serve(
         proxy_headers=False,
         h11_max_incomplete_event_size=options.max_header_bytes,
         timeout_keep_alive=int(options.idle_timeout_s),
-        timeout_graceful_shutdown=int(options.grace_s + _AFTER_GRACE_S),
+        timeout_graceful_shutdown=int(options.grace_s + AFTER_GRACE_S),
         ws_max_size=_MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
     )
     server = Stoppable(config, application, ready)
+    if ends_with is not None:
+        asyncio.get_running_loop().add_reader(ends_with, server.read_end, ends_with)
     try:
         await server.serve(sockets)
     finally:
@@ -88,6 +101,13 @@ class Stoppable(uvicorn.Server):
         self.interrupted = self.interrupted or number == signal.SIGINT
         self.should_exit = True
 
+    def read_end(self, fd: int) -> None:
+        """Who started us is gone, and with it whoever would wait for a grace."""
+        if not os.read(fd, 4096):
+            asyncio.get_running_loop().remove_reader(fd)
+            self.application.server.ending.set()
+            self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready()
@@ -102,7 +122,8 @@ class Stoppable(uvicorn.Server):
         log.write("stopped")
 
 
-def _log_as_lines() -> None:
+def log_as_lines() -> None:
+    """What libraries log goes the way of our own lines."""
     root = logging.getLogger()
     root.handlers[:] = [log.Lines()]
     root.setLevel(logging.WARNING)

@@ -41,7 +41,7 @@ class Server:
         self.tracing = tracing
         self.instance = options.instance or secrets.token_hex(4)
         self.tokens = Tokens(options.token, options.token_file)
-        self.tickets = Tickets()
+        self.tickets = Tickets(self.instance)
         self.gate = Gate(options)
         self.numbers = Numbers(self.gate)
         self.stopping = asyncio.Event()  # take no new work; a stream without a run ends now

@@ -80,7 +80,8 @@ class Tokens:
 class Tickets:
     """Each opens one path, once, for the token that asked for it, and soon."""
 
-    def __init__(self) -> None:
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
         self._made: dict[bytes, tuple[float, Token, str]] = {}
 
     def make(self, token: Token, path: str) -> str:
@@ -88,7 +89,7 @@ class Tickets:
         self._made = {key: entry for key, entry in self._made.items() if entry[0] > now}
         while len(self._made) >= MAX_TICKETS:
             self._made.pop(next(iter(self._made)))
-        ticket = secrets.token_urlsafe(32)
+        ticket = f"{self._instance}.{secrets.token_urlsafe(32)}"  # says whose it is, where there are several
         self._made[digest(ticket)] = now + TICKET_S, token, path
         return ticket
 
