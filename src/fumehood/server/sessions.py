@@ -17,6 +17,7 @@ from .sandboxes import narrowed, run_id
 from .state import Call
 from .tokens import TICKET_S
 
+MAX_IDLE_S = 7 * 24 * 3600.0  # what the setting takes
 FINDING = ("not_found", "session_ended", "misdirected")
 
 
@@ -31,7 +32,8 @@ async def create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
 
 async def _create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
     server, ask = call.server, call.body
-    settings, cut = narrowed(server, ask, session_idle_sec=ask.idle)
+    idle_s = None if ask.idle is None else min(ask.idle, MAX_IDLE_S)
+    settings, cut = narrowed(server, ask, session_idle_sec=idle_s)
     cut = ["idle" if name == "session_idle_sec" else name for name in cut]
     registry = server.part(Registry)
     async with registry.room(call.token), server.gate.execution(call.token):

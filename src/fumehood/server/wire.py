@@ -88,7 +88,7 @@ class SessionRequest(Narrowing, kw_only=True):
     """What a session is to be like."""
 
     requirements: Requirements | None = None
-    idle: Seconds | None = None
+    idle: Seconds | None = None  # without a call, until it ends
 
 
 class EditRequest(Struct, forbid_unknown_fields=True):
