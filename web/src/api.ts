@@ -71,6 +71,8 @@ export type Event =
 export interface HistoryRow {
   execution_id: string;
   time: string | number;
+  kind?: string;
+  title?: string;
   language?: string | null;
   exit_code: number;
   reason: string;

@@ -27,7 +27,7 @@ type Tab = "output" | "files" | "history";
 const TABS: [Tab, string][] = [["output", "Output"], ["files", "Files"], ["history", "History"]];
 const DRAFT = "fumehood.draft";
 const CURRENT = "fumehood.session";
-const LIMITS: [seconds: string, label: string][] = [["", "usual time"], ["10", "10 s"], ["60", "1 min"], ["300", "5 min"], ["1800", "30 min"]];
+const LIMITS = [10, 60, 300, 1800, 3600];
 const STOP_PATIENCE_MS = 5_000;
 const RETRY_MS = 2_000;
 const NONE = "";
@@ -79,13 +79,14 @@ export class FumeApp extends LitElement {
       [role="tablist"] { display: flex; gap: 0.25rem; border-bottom: 1px solid var(--line); padding: 0 0.25rem; }
       [role="tab"] { background: none; border: 0; border-bottom: 3px solid transparent; border-radius: 6px 6px 0 0; color: var(--muted); padding: 0.45rem 0.8rem; min-height: 2.6rem; }
       [role="tab"][aria-selected="true"] { color: var(--text); border-bottom-color: var(--accent); font-weight: 600; }
-      [role="tabpanel"] { flex: 1; min-height: 0; overflow: auto; padding: 0.75rem 0.25rem 0.25rem; border-radius: 6px; scrollbar-gutter: stable; }
+      [role="tabpanel"] { flex: 1; min-height: 0; overflow: auto; padding: 0.75rem 0.25rem 0.25rem; border-radius: 6px; }
       .runs { display: grid; grid-template-columns: minmax(0, 1fr); gap: 0.6rem; }
       .empty { padding: 1.5rem 1rem; display: grid; gap: 0.9rem; justify-items: start; max-width: 34rem; }
       .empty h2 { font-size: 1.15rem; }
       .examples { display: flex; flex-wrap: wrap; gap: 0.5rem; }
       .banner { display: flex; flex-wrap: wrap; align-items: center; gap: 0.3rem 1rem; padding: 0.6rem 1rem; background: var(--warn-soft); border-bottom: 1px solid var(--line); }
       .banner p { flex: 1 1 16rem; }
+      .wait { margin: auto; }
       .drop { position: fixed; inset: 0.75rem; z-index: 10; border: 3px dashed var(--accent); border-radius: 16px; background: color-mix(in srgb, var(--page) 88%, transparent); display: grid; place-items: center; font-size: 1.2rem; pointer-events: none; }
       @media (max-width: 899px) {
         :host { height: auto; min-height: 100dvh; }
@@ -100,6 +101,9 @@ export class FumeApp extends LitElement {
         h1 { margin-right: 0.15rem; }
         h1 span, .level .word, .run kbd, .stop kbd { display: none; }
         header.top button { padding-inline: 0.5rem; }
+        .toolbar { flex-wrap: nowrap; }
+        .toolbar select { width: 7.2rem; padding-inline: 0.4rem; }
+        .toolbar .status { min-width: 0; }
       }
     `,
   ];
@@ -424,6 +428,8 @@ export class FumeApp extends LitElement {
   // What is seen
 
   override render() {
+    if (!this.signedIn && this.asking && !this.refused)
+      return html`${this.#lostBanner()}<p class="wait muted" role="status">Asking the server…</p>`;
     if (!this.signedIn)
       return html`${this.#lostBanner()}<fume-gate ?refused=${this.refused} ?busy=${this.asking}
         @token=${(event: CustomEvent<string>) => { this.client.token = event.detail; void this.#enter(); }}></fume-gate>`;
@@ -484,10 +490,17 @@ export class FumeApp extends LitElement {
       <button id="stop" class="stop" ?disabled=${running === null} @click=${this.#stop} aria-keyshortcuts="Escape">${icon("stop")}Stop <kbd>Esc</kbd></button>
       <label class="visually-hidden" for="limit">Time limit</label>
       <select id="limit" title="Time limit" @change=${(event: Event) => (this.#timeout = (event.currentTarget as HTMLSelectElement).value)}>
-        ${LIMITS.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
+        ${this.#limits().map(([value, label]) => html`<option value=${value}>${label}</option>`)}
       </select>
       <span class="status small muted" role="status">${this.status}</span>
     </div>`;
+  }
+
+  /** Nothing asks for the server's own time limit. */
+  #limits(): [value: string, label: string][] {
+    const { timeout_s: usual, max_timeout_s: most } = (this.info?.limits ?? {}) as { timeout_s?: number; max_timeout_s?: number };
+    const further = LIMITS.filter((value) => value !== usual && (most === undefined || value <= most));
+    return [["", usual ? `up to ${brief(usual)}` : "usual time"], ...further.map((value): [string, string] => [String(value), `up to ${brief(value)}`])];
   }
 
   #tabButton(name: Tab, label: string) {
@@ -502,7 +515,7 @@ export class FumeApp extends LitElement {
     if (!runs.length)
       return html`<div class="empty">
         <h2>Nothing has run yet</h2>
-        <p>Write Python on the ${matchMedia("(max-width: 899px)").matches ? "top" : "left"} and press <kbd>${MOD} ⏎</kbd>. Output appears here as it comes,
+        <p>Write Python and press <kbd>${MOD} ⏎</kbd>. Output appears here as it comes,
           with figures, tables and files. Drop a CSV anywhere to use it.</p>
         <div class="examples">${EXAMPLES.map(([name, code]) => html`<button @click=${() => this.#useCode(code)}>${name}</button>`)}</div>
       </div>`;
@@ -551,6 +564,10 @@ export class FumeApp extends LitElement {
   }
 }
 customElements.define("fume-app", FumeApp);
+
+function brief(value: number): string {
+  return value % 60 ? `${value} s` : `${value / 60} min`;
+}
 
 function types(target: HTMLElement): boolean {
   return target.isContentEditable || ["input", "textarea", "select"].includes(target.localName);

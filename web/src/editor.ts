@@ -1,6 +1,6 @@
 /** The editor: CodeMirror in a shadow root, where its styles are adopted sheets and a strict policy allows them. */
 
-import { autocompletion, closeBrackets, closeBracketsKeymap, completionKeymap } from "@codemirror/autocomplete";
+import { autocompletion, closeBrackets, closeBracketsKeymap, closeCompletion, completionKeymap } from "@codemirror/autocomplete";
 import { defaultKeymap, history, historyKeymap, indentWithTab, temporarilySetTabFocusMode } from "@codemirror/commands";
 import { python } from "@codemirror/lang-python";
 import { HighlightStyle, bracketMatching, indentOnInput, indentUnit, syntaxHighlighting } from "@codemirror/language";
@@ -92,7 +92,7 @@ export class FumeEditor extends LitElement {
   override firstUpdated(): void {
     const keys = Prec.highest(
       keymap.of([
-        { key: "Mod-Enter", run: () => (this.onRun(), true) },
+        { key: "Mod-Enter", run: (view) => (closeCompletion(view), this.onRun(), true) },
         { key: "Ctrl-.", run: () => this.onStop() },
       ]),
     );

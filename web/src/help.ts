@@ -37,7 +37,9 @@ export class FumeHelp extends LitElement {
     base,
     css`
       h3 { font-size: 0.95rem; margin: 1rem 0 0.3rem; }
-      dl { display: grid; grid-template-columns: 8rem minmax(0, 1fr); gap: 0.4rem 1rem; }
+      dl { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: 0.4rem 1rem; }
+      dl.two { grid-template-columns: 7rem minmax(0, 1fr) 2rem minmax(0, 1fr); }
+      @media (max-width: 699px) { dl.two { grid-template-columns: 7rem minmax(0, 1fr); } }
       dd { overflow-wrap: anywhere; }
       label { display: flex; gap: 0.5rem; align-items: center; margin-top: 0.6rem; }
       input { min-height: 0; width: 1.1rem; height: 1.1rem; accent-color: var(--accent); }
@@ -58,7 +60,7 @@ export class FumeHelp extends LitElement {
         </header>
         <dl>${KEYS.map(([keys, what]) => html`<dt class="keys">${keys.map((key) => html`<kbd>${key}</kbd>`)}</dt><dd>${what}</dd>`)}</dl>
         <h3>Outside of the editor</h3>
-        <dl>${SINGLE.map(([key, what]) => html`<dt class="keys"><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
+        <dl class="two">${SINGLE.map(([key, what]) => html`<dt class="keys"><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
         <label><input type="checkbox" ?checked=${singleKeys()} @change=${this.#single} />Single keys work</label>
         <h3>Good to know</h3>
         <p class="small">A session remembers variables, imports and files from one run to the next. Save to <code>/tmp/output</code> what you want back;
@@ -76,10 +78,9 @@ export class FumeHelp extends LitElement {
     const info = this.info;
     if (!info) return nothing;
     const limits = (info.limits ?? {}) as Record<string, unknown>;
-    const policy = (info.policy ?? {}) as Record<string, unknown>;
     const number = (value: unknown) => (typeof value === "number" ? value : null);
-    const memory = number(limits.memory_mb) ?? (number(limits.memory_bytes) ?? 0) / 1048576;
-    const longest = number(limits.max_timeout) ?? number(policy.max_timeout) ?? number(limits.timeout);
+    const memory = (number(limits.memory_bytes) ?? 0) / 1048576;
+    const longest = number(limits.max_timeout_s);
     const rows: [string, unknown][] = [
       ["Version", info.version],
       ["Backend", info.backend],

@@ -16,6 +16,7 @@ interface Recorded {
 }
 
 const PAGE = 30;
+const DID: Record<string, string> = { exec: "$ ", write: "wrote ", edit: "edited " };
 
 export class FumeHistory extends LitElement {
   static override properties = {
@@ -42,11 +43,11 @@ export class FumeHistory extends LitElement {
       li { border-top: 1px solid var(--line); }
       li:first-child { border-top: 0; }
       .row { display: flex; flex-wrap: wrap; gap: 0.1rem 0.8rem; width: 100%; justify-content: start; text-align: left; padding: 0.45rem 0.4rem; }
-      .outcome { display: inline-flex; align-items: center; gap: 0.4rem; font-weight: 600; min-width: 8.5rem; }
+      .outcome { display: inline-flex; align-items: center; gap: 0.4rem; font-weight: 600; min-width: 6rem; }
       .good { color: var(--good); }
       .bad { color: var(--bad); }
-      .what { flex: 1 1 8rem; min-width: 0; color: var(--muted); }
-      .level { margin-left: auto; }
+      .what { flex: 1 1 9rem; min-width: 0; overflow: hidden; text-overflow: ellipsis; }
+      .level { min-width: 3.4rem; }
       .detail { padding: 0.3rem 0.4rem 1rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: 0.8rem; }
       h3 { font-size: 0.8rem; font-weight: 600; color: var(--muted); margin-bottom: 0.3rem; }
       pre { background: var(--sunken); border-radius: 8px; padding: 0.6rem 0.8rem; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 18rem; overflow: auto; }
@@ -112,8 +113,8 @@ export class FumeHistory extends LitElement {
     return html`<li>
       <button class="quiet row" aria-expanded=${open ? "true" : "false"} @click=${() => this.#toggle(row.execution_id)}>
         <span class="outcome ${good ? "good" : "bad"}">${icon(good ? "good" : "bad")}${outcome(row.reason, row.exit_code)}</span>
-        <span class="what">${when(row.time)}</span>
-        <span class="small muted">${row.language ?? ""}</span>
+        <span class="what mono">${DID[row.kind ?? ""] ?? ""}${row.title || row.language}</span>
+        <span class="small muted">${when(row.time)}</span>
         <span class="small muted">${seconds(row.duration)}</span>
         <span class="small muted level">${row.level ?? ""}</span>
       </button>

@@ -17,7 +17,7 @@ const AXES: [name: string, meaning: string][] = [
   ["disk", "Disk"],
 ];
 const MEANING: Record<string, string> = {
-  sealed: "Kept apart by the kernel: what ran could not reach past this.",
+  sealed: "Kept apart from the machine by the kernel.",
   confined: "Held back by weaker means: accidents are stopped, attacks may not be.",
   process: "An ordinary process with limits.",
   none: "Not isolated.",

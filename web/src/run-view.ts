@@ -42,10 +42,8 @@ export class FumeRun extends LitElement {
       pre { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.55; tab-size: 8; }
       pre.stderr { border-left: 3px solid var(--bad); padding: 0.15rem 0 0.15rem 0.7rem; color: var(--bad); }
       .label { display: block; font: 600 0.75rem var(--sans); color: var(--bad); }
-      .output { display: grid; grid-template-columns: minmax(0, 1fr); gap: 0.7rem; max-height: max(20rem, 62vh); overflow: auto; }
-      .code { background: var(--sunken); border-radius: 8px; padding: 0.6rem 0.8rem; }
-      .code pre { max-height: 16rem; overflow: auto; }
-      .code div { display: flex; justify-content: end; }
+      .output { display: grid; grid-template-columns: minmax(0, 1fr); gap: 0.7rem; }
+      .output pre { max-height: max(16rem, 62vh); overflow: auto; }
       .files { display: flex; flex-wrap: wrap; gap: 0.5rem; }
       .files button { max-width: 100%; }
       .files span.name { overflow: hidden; text-overflow: ellipsis; }
@@ -89,8 +87,8 @@ export class FumeRun extends LitElement {
   #stick = true;
 
   override updated(): void {
-    const output = this.renderRoot.querySelector(".output");
-    if (output && this.run.running && this.#stick) output.scrollTop = output.scrollHeight;
+    const last = [...this.renderRoot.querySelectorAll(".output pre")].at(-1);
+    if (last && this.run.running && this.#stick) last.scrollTop = last.scrollHeight;
   }
 
   #scrolled(event: Event): void {
@@ -148,7 +146,7 @@ export class FumeRun extends LitElement {
     const empty = !groups.length && !run.files.length && !run.problem && !run.running;
     return html`<div class="body">
       ${groups.length
-        ? html`<div class="output" tabindex="0" role="group" aria-label="Output" @scroll=${this.#scrolled}>
+        ? html`<div class="output" role="group" aria-label="Output">
             ${repeat(groups, (_, at) => at, (group) => this.#group(group))}
           </div>`
         : nothing}
@@ -171,8 +169,8 @@ export class FumeRun extends LitElement {
     if (first.kind === "value") return html`<fume-value .bundle=${first.bundle}></fume-value>`;
     const pieces = (group as { text: string }[]).map(({ text }) => html`<span>${text}</span>`);
     return first.stream === "stderr"
-      ? html`<div><span class="label">stderr</span><pre class="stderr">${pieces}</pre></div>`
-      : html`<pre>${pieces}</pre>`;
+      ? html`<div><span class="label">stderr</span><pre class="stderr" tabindex="0" aria-label="stderr" @scroll=${this.#scrolled}>${pieces}</pre></div>`
+      : html`<pre tabindex="0" aria-label="stdout" @scroll=${this.#scrolled}>${pieces}</pre>`;
   }
 
   #notes() {

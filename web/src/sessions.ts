@@ -7,7 +7,7 @@ import { base } from "./styles.js";
 import { Said, moment, when } from "./words.js";
 
 export function shortName(id: string | null): string {
-  return id ? `Session ${id.slice(-4)}` : "New session";
+  return id ? `Session ${id.slice(-4)}` : "No session yet";
 }
 
 export class FumeSessions extends LitElement {
@@ -82,7 +82,7 @@ export class FumeSessions extends LitElement {
           ? html`<ul>${this.sessions.map((session) => this.#row(session))}</ul>`
           : html`<p class="muted small">None is open. A session keeps variables and files between runs; one starts with the first run.</p>`}
         <form @submit=${this.#start}>
-          <label for="packages">Packages for a new one <span class="small muted">optional, for example: polars seaborn</span></label>
+          <label for="packages">Packages for a new one <span class="small muted">None are needed. For example: polars seaborn</span></label>
           <input id="packages" name="packages" autocomplete="off" autocapitalize="off" spellcheck="false" />
           <button id="start" class="primary" ?disabled=${this.busy}>${icon("plus")}${this.busy ? "Starting…" : "Start a new session"}</button>
         </form>

@@ -26,7 +26,7 @@ export const base = css`
   button.primary:hover:not([disabled]) { background: var(--accent-strong); border-color: var(--accent-strong); }
   button.quiet { background: none; border-color: transparent; }
   button.quiet:hover:not([disabled]) { background: var(--sunken); }
-  button.link { background: none; border: 0; padding: 0 0.15rem; min-height: 1.6rem; color: var(--accent); text-decoration: underline; text-underline-offset: 0.2em; }
+  button.link, button.link.small { background: none; border: 0; padding: 0; min-height: 1.7rem; white-space: normal; text-align: left; color: var(--accent); text-decoration: underline; text-underline-offset: 0.2em; }
   button.small { min-height: 1.9rem; padding: 0.15rem 0.55rem; }
   kbd {
     font: 0.8rem/1.4 var(--sans); padding: 0 0.35rem; border: 1px solid currentcolor; border-radius: 4px; opacity: 0.8;

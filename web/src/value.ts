@@ -25,8 +25,8 @@ export class FumeValue extends LitElement {
     base,
     css`
       pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-      .scroll { overflow: auto; max-height: 26rem; border: 1px solid var(--line); border-radius: 8px; }
-      table { border-collapse: separate; border-spacing: 0; font-size: 0.867rem; min-width: 100%; }
+      .scroll { overflow: auto; max-height: 26rem; width: fit-content; max-width: 100%; border: 1px solid var(--line); border-radius: 8px; }
+      table { border-collapse: separate; border-spacing: 0; font-size: 0.867rem; }
       th, td { padding: 0.3rem 0.8rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; max-width: 24rem; overflow: hidden; text-overflow: ellipsis; }
       thead th { position: sticky; top: 0; background: var(--sunken); font-weight: 600; }
       tbody tr:last-child td, tbody tr:last-child th { border-bottom: 0; }

@@ -47,6 +47,7 @@ ENTRY: dict[str, Any] = {
     "execution_id": _EXECUTION_ID,
     "time": "2026-11-16T10:00:00.000000Z",
     "kind": "execute",
+    "title": "1/0",
     "language": "python",
     "exit_code": 1,
     "reason": "error",

@@ -18,6 +18,7 @@ from .state import Call, Server
 from .tokens import Token
 
 SEARCH_S = 5.0
+TITLE = 120
 _ID = re.compile(r"[0-9a-f]{22}")
 
 
@@ -72,6 +73,7 @@ def _told(record: dict[str, Any]) -> wire.HistoryEntry:
         execution_id=str(record.get("execution_id", "")),
         time=str(record.get("timestamp", "")),
         kind=str(record.get("kind") or "execute"),
+        title=_title(record),
         language=str(record.get("language", "")),
         exit_code=int(result.get("exit_code", 0)),
         reason=str(meta.get("reason", "ok")),
@@ -79,6 +81,12 @@ def _told(record: dict[str, Any]) -> wire.HistoryEntry:
         level=str((meta.get("isolation") or {}).get("level", "none")),
         session_id=session_id if isinstance(session_id, str) and session_id.startswith("s_") else None,
     )
+
+
+def _title(record: dict[str, Any]) -> str:
+    command = record.get("command")
+    whole = " ".join(map(str, command)) if command else record.get("path") or record.get("code") or ""
+    return next((line.strip() for line in str(whole).splitlines() if line.strip()), "")[:TITLE]
 
 
 ROUTES = (

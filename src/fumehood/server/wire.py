@@ -182,11 +182,12 @@ class TicketReply(Struct):
 
 
 class HistoryEntry(Struct, kw_only=True):
-    """One stored step."""
+    """One stored step. `title` is the first line of its code, its command or its file."""
 
     execution_id: str
     time: str
     kind: str
+    title: str
     language: str
     exit_code: int
     reason: str
