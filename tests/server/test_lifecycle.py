@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -174,6 +175,10 @@ def pair(start: Start) -> Running:
     return start("--workers", "2", "--grace", "2")
 
 
+def _directories(prefix: str) -> list[str]:
+    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(prefix)]
+
+
 def _workers(running: Running) -> list[int]:
     found = []
     for each in beneath(running.process.pid):
@@ -226,9 +231,11 @@ def test_a_worker_that_dies_is_replaced_and_all_die_with_the_first_process(pair:
             assert client.post("/execute", json={"code": "print(1)"}).status_code == 200
     assert statuses <= {200, 404, 410, 421}
     assert len(statuses) == 1
-    family = beneath(pair.process.pid)
+    family, ours = beneath(pair.process.pid), f"fumehood-{pair.process.pid}-"
+    assert _directories(ours)
     pair.process.kill()
     assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+    assert not _directories(ours)
 
 
 def test_sigterm_stops_all_workers(pair: Running) -> None:

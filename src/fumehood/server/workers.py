@@ -36,7 +36,8 @@ class Order(msgspec.Struct):
 def supervise(options: ServerOptions, settings: Settings, listening: socket.socket, ready: Callable[[], None]) -> int:
     """Keep `workers` of them running until a signal; the exit code."""
     log_as_lines()
-    with tempfile.TemporaryDirectory(prefix="fumehood-serve-") as directory:  # mode 0700
+    # Mode 0700, and named as what a killed process of ours leaves and a later one sweeps.
+    with tempfile.TemporaryDirectory(prefix=f"fumehood-{os.getpid()}-") as directory:
         return asyncio.run(_Supervisor(options._replace(peers_dir=directory), settings, listening).run(ready))
 
 
@@ -115,17 +116,23 @@ class _Supervisor:
             return await process.wait()
         finally:
             self._running.discard(process)
+            with contextlib.suppress(FileNotFoundError):  # it was killed
+                os.unlink(_path(self._options.peers_dir, name))
+
+
+def _path(directory: str, instance: str) -> str:
+    return f"{directory}/{instance}.sock"
 
 
 def work() -> int:
     """A worker: also listens where the workers beside it find it."""
-    line = bytearray()
+    parent, line = os.getppid(), bytearray()
     while not line.endswith(b"\n"):  # no further than that: what follows is its end
         if not (piece := os.read(0, 65536)):
             return 1
         line += piece
     order = msgspec.json.decode(line, type=Order)
-    path = f"{order.options.peers_dir}/{order.options.instance}.sock"
+    path = _path(order.options.peers_dir, order.options.instance)
     beside = socket.socket(socket.AF_UNIX)
     beside.bind(path)
     sockets = [socket.socket(fileno=order.listening), beside]
@@ -136,8 +143,10 @@ def work() -> int:
     try:
         return serve(order.options, order.settings, sockets, ready, ends_with=0)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(path)
+            if os.getppid() != parent:  # it was killed: the last of us tidies up
+                os.rmdir(order.options.peers_dir)
 
 
 if __name__ == "__main__":
