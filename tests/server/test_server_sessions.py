@@ -128,9 +128,7 @@ def test_a_session_of_another_instance_is_told_as_such(alice):
 def test_a_second_call_waits_for_its_turn(alice, session):
     with ThreadPoolExecutor(3) as threads:
         done = list(
-            threads.map(
-                lambda number: run(alice, session, f"import time; time.sleep(0.2); print({number})"), range(3)
-            )
+            threads.map(lambda number: run(alice, session, f"import time; time.sleep(0.2); print({number})"), range(3))
         )
     assert sorted(reply.json()["stdout"] for reply in done) == ["0\n", "1\n", "2\n"]
 

@@ -87,7 +87,7 @@ def _responses(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
         if route.reply_example is not None:
             content["example"] = msgspec.to_builtins(route.reply_example)
         success["content"] = {JSON: content}
-    elif route.status != 204:
+    elif route.status not in (202, 204):
         success["content"] = {route.reply_type: {}}
     if route.streams is not None:
         events = {"schema": known[route.streams]}
