@@ -29,7 +29,9 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.set_defaults(handler=run)
     add_sandbox_options(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at; default 127.0.0.1")
-    parser.add_argument("--port", default=PORT, type=_count(0), metavar="P", help=f"default {PORT}; 0 = any free one")
+    parser.add_argument(
+        "--port", default=PORT, type=_count(0, 65535), metavar="P", help=f"default {PORT}; 0 = any free one"
+    )
     parser.add_argument("--token-file", metavar="F", help="a token, or entries of name, token or sha256, and quotas")
     parser.add_argument(
         "--allow-host", metavar="NAME[:PORT]", action="append", default=[], help="serve this Host too; * = any"
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     _exposed_only_if_sealed(options, settings)
     try:
         listening = running.listen(options.host, options.port)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise BadArgument(f"cannot listen at {options.host}:{options.port}: {error}; try another --port") from None
     options = options._replace(port=listening.getsockname()[1])
 
@@ -125,9 +127,9 @@ def _exposed_only_if_sealed(options: ServerOptions, settings: Settings) -> None:
         )
 
 
-def _count(least: int) -> Callable[[str], int]:
+def _count(least: int, most: int = 2**31) -> Callable[[str], int]:
     def count(text: str) -> int:
-        if (value := int(text)) < least:
+        if not least <= (value := int(text)) <= most:
             raise ValueError(text)
         return value
 

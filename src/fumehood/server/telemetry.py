@@ -38,7 +38,7 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         resource = Resource.create({"service.version": __version__})
-        if resource.attributes.get("service.name", "").startswith("unknown_service"):  # type: ignore[union-attr]
+        if resource.attributes.get("service.name", "").startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "fumehood"}))
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
