@@ -26,7 +26,9 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; `localhost` is 127.0.0.1 alone."""
     address = "127.0.0.1" if host == "localhost" else host.strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else headers wait 40 ms for their body's sake
+    return listening
 
 
 def serve(
