@@ -58,6 +58,7 @@ export class FumeApp extends LitElement {
 
   readonly client = new Client();
   #timeout = "";
+  #listed = 0;
   #retry: number | null = null;
 
   static override styles = [
@@ -74,6 +75,7 @@ export class FumeApp extends LitElement {
       .card { background: var(--surface); border: 1px solid var(--line); border-radius: 12px; min-height: 0; display: flex; flex-direction: column; }
       .toolbar { display: flex; align-items: center; gap: 0.5rem; padding: 0.5rem; border-bottom: 1px solid var(--line); flex-wrap: wrap; }
       .toolbar .status { flex: 1; min-width: 4rem; text-align: right; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; padding-right: 0.3rem; }
+      .limit { display: flex; color: var(--muted); margin-left: 0.35rem; }
       fume-editor { flex: 1; min-height: 0; }
       .side { display: flex; flex-direction: column; min-height: 0; }
       [role="tablist"] { display: flex; gap: 0.25rem; border-bottom: 1px solid var(--line); padding: 0 0.25rem; }
@@ -102,7 +104,7 @@ export class FumeApp extends LitElement {
         h1 span, .level .word, .run kbd, .stop kbd { display: none; }
         header.top button { padding-inline: 0.5rem; }
         .toolbar { flex-wrap: nowrap; }
-        .toolbar select { width: 7.2rem; padding-inline: 0.4rem; }
+        .toolbar select { padding-inline: 0.4rem; }
         .toolbar .status { min-width: 0; }
       }
     `,
@@ -300,7 +302,7 @@ export class FumeApp extends LitElement {
     this.status = "Stopping";
     this.requestUpdate();
     if (!run.sessionId) run.abort.abort();
-    else this.client.post(`sessions/${run.sessionId}/cancel`, {}).catch(() => run.abort.abort());
+    else this.client.request("POST", `sessions/${run.sessionId}/cancel`).catch(() => run.abort.abort());
     setTimeout(() => run.running && run.abort.abort(), STOP_PATIENCE_MS);
     return true;
   }
@@ -309,10 +311,11 @@ export class FumeApp extends LitElement {
 
   async #listFiles(): Promise<void> {
     const session = this.current;
+    const asked = ++this.#listed;
     if (!session) return;
     try {
       const { files } = await this.client.get<{ files: FileEntry[] }>(`sessions/${session}/files`);
-      if (session === this.current) this.files = files;
+      if (asked === this.#listed) this.files = files; // an answer may come after that to a later question
     } catch (error) {
       if (error instanceof Refused && [404, 410].includes(error.problem.status)) this.#forget(session);
     }
@@ -486,9 +489,9 @@ export class FumeApp extends LitElement {
   #toolbar() {
     const running = this.#running;
     return html`<div class="toolbar">
-      <button id="run" class="primary run" ?disabled=${running !== null} @click=${this.#run} aria-keyshortcuts="Control+Enter">${icon("run")}Run <kbd>${MOD} ⏎</kbd></button>
-      <button id="stop" class="stop" ?disabled=${running === null} @click=${this.#stop} aria-keyshortcuts="Escape">${icon("stop")}Stop <kbd>Esc</kbd></button>
-      <label class="visually-hidden" for="limit">Time limit</label>
+      <button id="run" class="primary run" ?disabled=${running !== null} @click=${this.#run} aria-keyshortcuts="Control+Enter">${icon("run")}Run <kbd aria-hidden="true">${MOD} ⏎</kbd></button>
+      <button id="stop" class="stop" ?disabled=${running === null} @click=${this.#stop} aria-keyshortcuts="Escape">${icon("stop")}Stop <kbd aria-hidden="true">Esc</kbd></button>
+      <label class="limit" for="limit" title="Time limit">${icon("clock")}<span class="visually-hidden">Time limit</span></label>
       <select id="limit" title="Time limit" @change=${(event: Event) => (this.#timeout = (event.currentTarget as HTMLSelectElement).value)}>
         ${this.#limits().map(([value, label]) => html`<option value=${value}>${label}</option>`)}
       </select>
@@ -500,7 +503,7 @@ export class FumeApp extends LitElement {
   #limits(): [value: string, label: string][] {
     const { timeout_s: usual, max_timeout_s: most } = (this.info?.limits ?? {}) as { timeout_s?: number; max_timeout_s?: number };
     const further = LIMITS.filter((value) => value !== usual && (most === undefined || value <= most));
-    return [["", usual ? `up to ${brief(usual)}` : "usual time"], ...further.map((value): [string, string] => [String(value), `up to ${brief(value)}`])];
+    return [["", usual ? brief(usual) : "usual time"], ...further.map((value): [string, string] => [String(value), brief(value)])];
   }
 
   #tabButton(name: Tab, label: string) {
@@ -515,7 +518,7 @@ export class FumeApp extends LitElement {
     if (!runs.length)
       return html`<div class="empty">
         <h2>Nothing has run yet</h2>
-        <p>Write Python and press <kbd>${MOD} ⏎</kbd>. Output appears here as it comes,
+        <p>Write Python and press Run. Output appears here as it comes,
           with figures, tables and files. Drop a CSV anywhere to use it.</p>
         <div class="examples">${EXAMPLES.map(([name, code]) => html`<button @click=${() => this.#useCode(code)}>${name}</button>`)}</div>
       </div>`;

@@ -49,13 +49,25 @@ const look = EditorView.theme({
   ".cm-textfield, .cm-button": { backgroundImage: "none", backgroundColor: "var(--surface)", color: "var(--text)", border: "1px solid var(--control)", borderRadius: "6px" },
 });
 
+/** Typing over a selection. The browser's own way writes style attributes, which the page's policy forbids. */
+const typeOver = EditorView.domEventHandlers({
+  beforeinput(event, view) {
+    const { data, inputType } = event;
+    const { from, to, empty } = view.state.selection.main;
+    if (inputType !== "insertText" || !data || empty || event.isComposing) return false;
+    const typed = () => view.state.update(view.state.replaceSelection(data), { userEvent: "input.type", scrollIntoView: true });
+    if (!view.state.facet(EditorView.inputHandler).some((handler) => handler(view, from, to, data, typed))) view.dispatch(typed());
+    return true;
+  },
+});
+
 export class FumeEditor extends LitElement {
   static override styles = [
     base,
     css`
       :host { height: 100%; }
-      #place { height: 100%; border-radius: 0 0 11px 11px; overflow: hidden; }
-      #place:focus-within { outline: 2px solid var(--focus); outline-offset: -2px; }
+      #place { height: 100%; border-radius: 0 0 11px 11px; overflow: hidden; position: relative; }
+      #place:focus-within::after { content: ""; position: absolute; inset: 0; border: 2px solid var(--focus); border-radius: 0 0 11px 11px; pointer-events: none; z-index: 300; }
     `,
   ];
   #view: EditorView | null = null;
@@ -109,6 +121,7 @@ export class FumeEditor extends LitElement {
         doc: this.#first,
         extensions: [
           keys,
+          typeOver,
           lineNumbers(),
           highlightActiveLineGutter(),
           history(),

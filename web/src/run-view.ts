@@ -36,7 +36,7 @@ export class FumeRun extends LitElement {
       .outcome.halted { color: var(--warn); }
       .spinner { width: 0.9em; height: 0.9em; border-radius: 50%; border: 2px solid var(--line); border-top-color: var(--accent); animation: turn 0.9s linear infinite; }
       @keyframes turn { to { transform: rotate(1turn); } }
-      .time { font-variant-numeric: tabular-nums; color: var(--muted); font-size: 0.867rem; }
+      .time { font-variant-numeric: tabular-nums; color: var(--muted); font-size: 0.867rem; padding-right: 0.4rem; }
       .receipt { font-size: 0.867rem; color: var(--muted); }
       .body { border-top: 1px solid var(--line); padding: 0.8rem 0.9rem 0.9rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: 0.7rem; }
       pre { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.55; tab-size: 8; }
@@ -118,7 +118,8 @@ export class FumeRun extends LitElement {
   #outcome(): TemplateResult {
     const run = this.run;
     const shown = (kind: string, sign: Icon, text: string) => html`<span class="outcome ${kind}">${icon(sign)}${text}</span>`;
-    if (run.problem) return shown("bad", "bad", "Did not run");
+    if (run.problem?.code === "stopped") return shown("halted", "halt", "Stopped");
+    if (run.problem) return shown("bad", "bad", run.parts.length ? "Broke off" : "Did not run");
     if (!run.result) return html`<span class="outcome"><span class="spinner"></span>${run.stopping ? "Stopping" : "Running"}</span>`;
     const reason = String(run.result.meta.reason ?? "");
     const text = outcome(reason, run.result.exit_code);
