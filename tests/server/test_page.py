@@ -423,7 +423,7 @@ def test_dark_follows_the_system_and_can_be_chosen(open_page: Callable[..., Open
 
 
 def walk(page: Page) -> list[str]:
-    """What Tab reaches from here, up to the end or the editor, which keeps Tab. Each must show that it has the focus."""
+    """What Tab reaches from here, up to the end or the editor, which keeps Tab. Each must show its focus."""
     names: list[str] = []
     while len(names) < 30:
         page.keyboard.press("Tab")
