@@ -143,8 +143,6 @@ class OneShot:
             plan = plan._replace(cancelled=lambda: stream.left or cancelled())
         if (result := self._steps.screened(plan)) is not None:
             return self._recorded(result, plan, language)
-        if placed or handed is not None:
-            plan = plan._replace(spec=plan.spec._replace(keeps=True))
         visits = {"before": _placing(placed) if placed else None, "after": None if handed is None else _handing(handed)}
         drive = partial(self._drive_async, requirements=requirements, watcher=stream, visits=visits)
         spare, started = self._spare, time.monotonic()
@@ -264,6 +262,11 @@ class OneShot:
         stamp: dict[str, str] | None = None,
     ) -> ExecutionResult:
         with self._losses_recorded(plan, language, stamp):
+            if visits["before"] is not None:
+                plan = plan._replace(spec=plan.spec._replace(keeps=True))
+            elif visits["after"] is not None:
+                hands_back = backend.hands_back
+                plan = plan._replace(spec=plan.spec._replace(hands_back=hands_back, keeps=not hands_back))
             if requirements:
                 result = await self._run_with(backend, plan, requirements, watcher, visits)
             else:
@@ -301,7 +304,7 @@ class OneShot:
         from .packages import ensure  # needed by few calls
 
         layer = await asyncio.to_thread(ensure, requirements, self.settings)
-        plan = plan._replace(spec=plan.spec._replace(keeps=True, packages=layer.path))
+        plan = plan._replace(spec=plan.spec._replace(keeps=True, hands_back=False, packages=layer.path))
         result = await run(backend, plan, watcher, **visits)
         result.meta["packages"] = list(layer.installed)
         return result

@@ -29,6 +29,7 @@ class SandboxSpec(NamedTuple):
     limits: Limits = Limits()
     network: bool = False
     keeps: bool = False  # files and state, until it is closed
+    hands_back: bool = False  # keeps nothing, but what its one program left can be listed and read
     datasets: tuple[tuple[str, str], ...] = ()  # (file name in the data directory, path on this machine)
     packages: str | None = None  # a directory on this machine that the program's Python finds first
     progress: Callable[[str], None] | None = None  # told about copies that take their time
@@ -104,6 +105,7 @@ class Sandbox(ABC):
 
 class Backend(ABC):
     name: str
+    hands_back: bool = False  # whether it knows such a spec; else a sandbox that keeps does the same, and costs more
 
     @abstractmethod
     async def check(self) -> Receipt:
