@@ -34,7 +34,8 @@ def test_code_gives_its_output_and_its_receipt(alice):
     found = reply.json()
     assert (found["stdout"], found["stderr"], found["exit_code"]) == ("42\n", "", 0)
     assert found["session_id"] is None
-    assert found["results"] == [] and found["files"] == []
+    assert found["results"] == []
+    assert found["files"] == []
     assert found["execution_id"] == found["meta"]["execution_id"]
     assert found["meta"]["isolation"]["level"] in ("sealed", "confined", "process")
     assert 0 < found["duration"] < 30
@@ -107,7 +108,8 @@ def test_a_command_runs_in_a_session_of_its_own(alice):
         },
     ).json()
     assert (found["stdout"], found["exit_code"]) == ("in note me\n", 0), found["stderr"]
-    assert found["session_id"] is None and "session_id" not in found["meta"]
+    assert found["session_id"] is None
+    assert "session_id" not in found["meta"]
     assert [file["path"].rpartition("/")[2] for file in found["files"]] == ["made.txt"]
 
 
@@ -122,7 +124,9 @@ def test_events_come_in_their_order_and_end_with_the_whole(alice, accept):
     code = "import sys\nprint('a', flush=True)\nprint('b', file=sys.stderr)\nopen('/tmp/output/f.txt','w').write('f')"
     found = events_of(alice, accept, code=code)
     kinds = [event["type"] for event in found]
-    assert kinds[0] == "started" and kinds[-1] == "result" and kinds[-2] == "file"
+    assert kinds[0] == "started"
+    assert kinds[-1] == "result"
+    assert kinds[-2] == "file"
     assert {"type": "output", "stream": "stdout", "text": "a\n"} in found
     assert {"type": "output", "stream": "stderr", "text": "b\n"} in found
     result = found[-1]
@@ -176,7 +180,8 @@ def test_a_request_only_narrows(alice):
     limits = {"memory_mb": 10**9, "processes": 20, "output_kb": 1}
     body = {"code": "print('x' * 5000)", "timeout": 1e9, "network": True, "limits": limits}
     meta = alice.post("/execute", json=body).json()["meta"]
-    assert meta["timeout"] == 300 and meta["timeout_clamped"] is True
+    assert meta["timeout"] == 300
+    assert meta["timeout_clamped"] is True
     assert meta["resource_limits"]["memory_bytes"] == 1024 * 1024 * 1024
     assert meta["resource_limits"]["processes"] == 20
     assert meta["stdout_truncated"] is True

@@ -17,7 +17,8 @@ def test_history_has_the_newest_first_and_goes_on_before_one(alice):
 def test_a_record_is_whole_and_has_its_receipt(alice, session):
     ran = alice.post(f"/sessions/{session}/run", json={"code": "1/0"}).json()
     found = alice.get(f"/history/{ran['execution_id']}").json()
-    assert found["code"] == "1/0" and found["session_id"] == session
+    assert found["code"] == "1/0"
+    assert found["session_id"] == session
     assert found["result"]["meta"]["isolation"] == ran["meta"]["isolation"]
     entry = next(e for e in alice.get("/history").json() if e["execution_id"] == ran["execution_id"])
     assert (entry["session_id"], entry["kind"], entry["reason"]) == (session, "run", "error")
@@ -47,7 +48,9 @@ def test_a_secret_in_the_environment_is_not_in_the_record(alice):
 
 def test_info_says_what_there_is(alice):
     found = alice.get("/info").json()
-    assert found["protocol"] == 1 and found["backend"] == "local"
+    assert found["protocol"] == 1
+    assert found["backend"] == "local"
     assert found["level"] == found["receipt"]["level"]
-    assert found["limits"]["timeout_s"] == 30 and found["languages"] == ["python"]
+    assert found["limits"]["timeout_s"] == 30
+    assert found["languages"] == ["python"]
     assert found["network"] is False

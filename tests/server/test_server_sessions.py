@@ -19,7 +19,8 @@ def run(client, session, code, **further):
 def test_a_session_says_what_it_is(alice, session):
     found = alice.get(f"/sessions/{session}").json()
     assert re.fullmatch(r"s_[A-Za-z0-9-]+_[A-Za-z0-9_-]{22}", found["session_id"])
-    assert found["state"] == "open" and found["busy"] is False
+    assert found["state"] == "open"
+    assert found["busy"] is False
     assert found["places"].keys() == {"workspace", "tmp", "data", "output"}
     assert found["receipt"]["level"] in ("sealed", "confined", "process")
     assert found["idle_seconds"] == 900
