@@ -9,6 +9,8 @@ import pytest
 from raw_http import Answer, exchange
 from running import TOKENS, Running
 
+from support import wait_until
+
 AUTH = f"Authorization: Bearer {TOKENS['alice']}"
 UPGRADE = (
     *("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
@@ -194,6 +196,7 @@ def test_the_log_has_no_secret_no_code_and_no_break(server: Running) -> None:
     exchange(
         server.url, "POST /execute", "Content-Type: application/json", f"Content-Length: {len(body)}", AUTH, body=body
     )
+    assert wait_until(lambda: '"/execute"' in server.log())  # the line comes after the answer
     log = server.log()
     assert not [canary for canary in ("canary-7519", "canary-8620", *TOKENS.values(), "\x1b", "\0") if canary in log]
     lines = [json.loads(line) for line in log.splitlines()]
