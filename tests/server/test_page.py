@@ -357,7 +357,7 @@ def test_a_quota_is_said_with_what_to_do(open_page: Callable[..., Opened], start
     outcome(run(page, "1"), "Done")
     page.locator("fume-sessions .opener").click()
     page.get_by_role("button", name="Start a new session").click()
-    expect(page.locator("fume-sessions .notice")).to_contain_text("end a session")
+    expect(page.locator("fume-sessions .notice")).to_contain_text("Too many at once")
     shot(page, "quota")
     assert [said for said in window.complaints if "429" not in said] == []
     window.complaints.clear()

@@ -67,7 +67,7 @@ export class FumeEditor extends LitElement {
     css`
       :host { height: 100%; }
       #place { height: 100%; border-radius: 0 0 11px 11px; overflow: hidden; position: relative; }
-      #place:focus-within::after { content: ""; position: absolute; inset: 0; border: 2px solid var(--focus); border-radius: 0 0 11px 11px; pointer-events: none; z-index: 300; }
+      #place:focus-within::after { content: ""; position: absolute; inset: 0; border: 2px solid var(--accent); border-radius: 0 0 11px 11px; pointer-events: none; z-index: 300; }
     `,
   ];
   #view: EditorView | null = null;

@@ -5,7 +5,7 @@ import { Client, HistoryRow, Receipt } from "./api.js";
 import { icon } from "./icons.js";
 import "./receipt.js";
 import { base } from "./styles.js";
-import { Said, outcome, said, seconds, when } from "./words.js";
+import { Said, look, outcome, said, seconds, when } from "./words.js";
 
 interface Recorded {
   code?: string | null;
@@ -46,6 +46,7 @@ export class FumeHistory extends LitElement {
       .outcome { display: inline-flex; align-items: center; gap: 0.4rem; font-weight: 600; min-width: 6rem; }
       .good { color: var(--good); }
       .bad { color: var(--bad); }
+      .halted { color: var(--warn); }
       .what { flex: 1 1 9rem; min-width: 0; overflow: hidden; text-overflow: ellipsis; }
       .level { min-width: 3.4rem; }
       .detail { padding: 0.3rem 0.4rem 1rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: 0.8rem; }
@@ -109,14 +110,15 @@ export class FumeHistory extends LitElement {
 
   #row(row: HistoryRow) {
     const open = this.open === row.execution_id;
-    const good = row.exit_code === 0;
+    const [kind, sign] = look(row.reason, row.exit_code);
+    const ran = row.kind !== "write" && row.kind !== "edit"; // nothing was enforced where nothing ran
     return html`<li>
       <button class="quiet row" aria-expanded=${open ? "true" : "false"} @click=${() => this.#toggle(row.execution_id)}>
-        <span class="outcome ${good ? "good" : "bad"}">${icon(good ? "good" : "bad")}${outcome(row.reason, row.exit_code)}</span>
+        <span class="outcome ${kind}">${icon(sign)}${outcome(row.reason, row.exit_code)}</span>
         <span class="what mono">${DID[row.kind ?? ""] ?? ""}${row.title || row.language}</span>
         <span class="small muted">${when(row.time)}</span>
         <span class="small muted">${seconds(row.duration)}</span>
-        <span class="small muted level">${row.level ?? ""}</span>
+        <span class="small muted level">${ran ? row.level : ""}</span>
       </button>
       ${open ? this.#detail(row.execution_id) : nothing}
     </li>`;
@@ -137,7 +139,7 @@ export class FumeHistory extends LitElement {
         : nothing}
       ${result.stdout ? html`<section><h3>stdout</h3><pre tabindex="0" aria-label="stdout">${result.stdout}</pre></section>` : nothing}
       ${result.stderr ? html`<section><h3>stderr</h3><pre tabindex="0" aria-label="stderr">${result.stderr}</pre></section>` : nothing}
-      <section><h3>Receipt: what was enforced</h3><fume-receipt .receipt=${receipt}></fume-receipt></section>
+      ${receipt ? html`<section><h3>Receipt: what was enforced</h3><fume-receipt .receipt=${receipt}></fume-receipt></section>` : nothing}
       <p class="small muted mono">${id}</p>
     </div>`;
   }

@@ -8,7 +8,7 @@ import { picture, pictureStyle } from "./receipt.js";
 import { Part, Run } from "./run.js";
 import { base } from "./styles.js";
 import "./value.js";
-import { bytes, outcome, seconds } from "./words.js";
+import { bytes, look, outcome, seconds } from "./words.js";
 
 const PICTURES = /\.(png|jpe?g|gif|webp|svg)$/i;
 const MIMES: Record<string, string> = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml" };
@@ -48,6 +48,7 @@ export class FumeRun extends LitElement {
       .files button { max-width: 100%; }
       .files span.name { overflow: hidden; text-overflow: ellipsis; }
       .foot { display: flex; flex-wrap: wrap; gap: 0.2rem 0.9rem; align-items: center; }
+      @media (max-width: 499px) { .receipt .word { display: none; } }
       h3 { font-size: 0.8rem; font-weight: 600; color: var(--muted); margin-bottom: 0.35rem; }
     `,
   ];
@@ -122,10 +123,7 @@ export class FumeRun extends LitElement {
     if (run.problem) return shown("bad", "bad", run.parts.length ? "Broke off" : "Did not run");
     if (!run.result) return html`<span class="outcome"><span class="spinner"></span>${run.stopping ? "Stopping" : "Running"}</span>`;
     const reason = String(run.result.meta.reason ?? "");
-    const text = outcome(reason, run.result.exit_code);
-    if (reason === "cancelled") return shown("halted", "halt", text);
-    if (reason === "timeout") return shown("halted", "clock", text);
-    return run.result.exit_code === 0 ? shown("good", "good", text) : shown("bad", "bad", text);
+    return shown(...look(reason, run.result.exit_code), outcome(reason, run.result.exit_code));
   }
 
   #time(): string {
@@ -136,7 +134,7 @@ export class FumeRun extends LitElement {
 
   #receipt(receipt: Receipt) {
     return html`<button class="quiet small receipt" title="What was enforced" aria-label=${`Receipt: ${receipt.level}`}
-      @click=${() => this.#ask("show-receipt", receipt)}>${picture(receipt)}${receipt.level}</button>`;
+      @click=${() => this.#ask("show-receipt", receipt)}>${picture(receipt)}<span class="word">${receipt.level}</span></button>`;
   }
 
   #body() {

@@ -7,7 +7,7 @@ import { base } from "./styles.js";
 import { Said, moment, when } from "./words.js";
 
 export function shortName(id: string | null): string {
-  return id ? `Session ${id.slice(-4)}` : "No session yet";
+  return id ? `Session ${id.replace(/[^a-z0-9]/gi, "").slice(-4)}` : "No session yet";
 }
 
 export class FumeSessions extends LitElement {

@@ -1,6 +1,7 @@
 /** What is said when something goes wrong: what it is, and what to do. */
 
 import { Gone, Problem, Refused } from "./api.js";
+import type { Icon } from "./icons.js";
 
 export interface Said {
   title: string;
@@ -13,7 +14,7 @@ const BY_CODE: Record<string, [title: string, advice: string]> = {
   session_busy: ["This session is busy", "Something else runs in it, perhaps from another tab. Wait, or use another session."],
   package_not_allowed: ["A package is not allowed here", "Start the session without it, or ask whoever runs the server."],
   package_unavailable: ["A package could not be installed", "Check its name, or start the session without it."],
-  isolation_unavailable: ["The isolation asked for is not available", "`fumehood doctor` on the server's machine says why."],
+  isolation_unavailable: ["The isolation asked for is not available", "The command fumehood doctor, on the server's machine, says why."],
   misdirected: ["This session lives on another server", "Start a new session here."],
 };
 
@@ -28,16 +29,19 @@ const BY_STATUS: Record<number, [title: string, advice: string]> = {
   503: ["The server is busy or going down", "Try again in a moment. If it stays so, see its log."],
 };
 
+const OURS = new Set(["session_ended", "session_busy", "misdirected"]);
+
 export function said(error: unknown): Said {
   if (error instanceof Refused) return saidOf(error.problem, error.retryAfter);
   if (error instanceof Gone)
-    return { title: error.message, advice: "Is `fumehood serve` still running? This page tries again by itself.", code: "gone" };
+    return { title: error.message, advice: "Is it still running? This page tries again by itself.", code: "gone" };
   return { title: "Something went wrong on this page", advice: String((error as Error)?.message ?? error), code: "page" };
 }
 
 export function saidOf(problem: Problem, retryAfter: number | null = null): Said {
   const [title, advice] = BY_CODE[problem.code] ?? BY_STATUS[problem.status] ?? [problem.title, ""];
-  const parts = [sentence(problem.detail), advice];
+  // The server's words name the cause; ours are for those who do not write requests themselves.
+  const parts = [OURS.has(problem.code) || !problem.detail ? advice : sentence(problem.detail)];
   if (retryAfter !== null) parts.push(`The server asks to wait ${seconds(retryAfter)}.`);
   return { title, advice: parts.filter(Boolean).join(" "), code: problem.code };
 }
@@ -64,6 +68,13 @@ const OUTCOMES: Record<string, string> = {
 
 export function outcome(reason: string, exitCode: number): string {
   return OUTCOMES[reason] ?? (exitCode === 0 ? "Done" : "Failed");
+}
+
+/** How an outcome looks: its class and its sign. */
+export function look(reason: string, exitCode: number): ["good" | "bad" | "halted", Icon] {
+  if (reason === "cancelled") return ["halted", "halt"];
+  if (reason === "timeout") return ["halted", "clock"];
+  return exitCode === 0 ? ["good", "good"] : ["bad", "bad"];
 }
 
 export function seconds(value: number): string {
