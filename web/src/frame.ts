@@ -51,7 +51,7 @@ export function sealedDocument(source: string): { text: string; height: number }
   const own = nonce();
   const policy = `default-src 'none'; img-src data:; style-src ${own ? `'nonce-${own}'` : "'none'"}`;
   const sheet = own ? `<style nonce="${own}">${rules.join("\n").replace(/<\//g, "<\\/")}</style>` : "";
-  const rows = made.querySelectorAll("tr, p, li, h1, h2, h3, h4, br, pre, div").length;
+  const rows = made.querySelectorAll("tr, li, br, pre, div").length + 1.7 * made.querySelectorAll("p, h1, h2, h3, h4").length;
   const lines = Math.ceil((made.textContent ?? "").length / 90);
   const pictures = made.querySelectorAll("img[src], svg, canvas").length;
   const height = Math.min(420, Math.max(56, 24 + Math.max(rows * ROW, lines * 22) + pictures * 240));

@@ -78,7 +78,10 @@ export function look(reason: string, exitCode: number): ["good" | "bad" | "halte
 }
 
 export function seconds(value: number): string {
-  if (value >= 90) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value >= 90) {
+    const rest = Math.round(value % 60);
+    return `${Math.floor(value / 60)} min${rest ? ` ${rest} s` : ""}`;
+  }
   if (value >= 10) return `${value.toFixed(0)} s`;
   if (value >= 1) return `${value.toFixed(1)} s`;
   return `${Math.max(1, Math.round(value * 1000))} ms`;
