@@ -8,7 +8,7 @@ def test_history_has_the_newest_first_and_goes_on_before_one(alice):
     listed = alice.get("/history", params={"limit": 2}).json()
     assert [entry["execution_id"] for entry in listed] == made[:0:-1]
     assert listed[0].keys() == {
-        *("execution_id", "time", "kind", "language", "exit_code", "reason", "duration", "level", "session_id")
+        *("execution_id", "time", "kind", "language", "title", "exit_code", "reason", "duration", "level", "session_id")
     }
     older = alice.get("/history", params={"limit": 1, "before": made[1]}).json()
     assert [entry["execution_id"] for entry in older] == [made[0]]
