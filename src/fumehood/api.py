@@ -301,8 +301,11 @@ class OneShot:
     ) -> ExecutionResult:
         import asyncio
 
-        from .packages import ensure  # needed by few calls
+        from .packages import ensure, wanted  # needed by few calls
 
+        if backend.installs:
+            plan = plan._replace(spec=plan.spec._replace(requirements=wanted(requirements, self.settings)))
+            return await run(backend, plan, watcher, **visits)
         layer = await asyncio.to_thread(ensure, requirements, self.settings)
         plan = plan._replace(spec=plan.spec._replace(keeps=True, hands_back=False, packages=layer.path))
         result = await run(backend, plan, watcher, **visits)

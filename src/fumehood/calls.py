@@ -130,7 +130,7 @@ class Calls:
             return self.keeper.sandbox
         if self.requirements and self._layer is None:
             self._layer = await self._installed(self.requirements)
-        sandbox = await self._reached(lambda: self.keeper.start(self._spec(self._layer), given_up))
+        sandbox = await self._reached(lambda: self._start(given_up))
         try:
             with engine_failures():
                 await self.outputs.begin(sandbox)
@@ -138,6 +138,15 @@ class Calls:
             await self.keeper.discard()
             raise
         return sandbox
+
+    async def _start(self, given_up: Callable[[], bool]) -> Sandbox:
+        if self._layer is not None:
+            self._layer = await self._fitted(self._layer, self.requirements)
+        return await self.keeper.start(self._spec(self._layer), given_up)
+
+    async def _fitted(self, layer: Layer, requirements: Sequence[str]) -> Layer:
+        """Where the spare stands in now, it may be another that installs."""
+        return layer if bool(layer.requirements) == self.keeper.backend.installs else await self._installed(requirements)
 
     async def check(self) -> Receipt:
         receipt = await self._reached(lambda: self.keeper.backend.check())
@@ -171,8 +180,10 @@ class Calls:
         return plan if plan.runtime == name else self.planner.moved(plan, name)
 
     async def _installed(self, requirements: Sequence[str]) -> Layer:
-        from .packages import ensure  # needed by few
+        from .packages import Layer, ensure, wanted  # needed by few
 
+        if self.keeper.backend.installs:
+            return Layer("", (), wanted(requirements, self.settings))
         return await asyncio.to_thread(ensure, requirements, self.settings, self._progress())
 
     def _spec(self, layer: Layer | None) -> SandboxSpec:
@@ -180,7 +191,8 @@ class Calls:
         return self.planner.spec._replace(
             keeps=True,
             datasets=tuple((dataset.filename, dataset.path) for dataset in self.datasets),
-            packages=None if layer is None else layer.path,
+            packages=None if layer is None else layer.path or None,
+            requirements=() if layer is None else layer.requirements,
             progress=self._progress(),
         )
 
@@ -247,21 +259,26 @@ class Calls:
         self, plan: Plan, requirements: Sequence[str], stream: Stream | None, handed: Handed | None
     ) -> ExecutionResult:
         """In a sandbox of its own: the session's was made without these packages, and gains none."""
-        layer = await self._installed(list(dict.fromkeys([*self.requirements, *requirements])))
+        named = list(dict.fromkeys([*self.requirements, *requirements]))
+        layer = await self._installed(named)
         outputs = self.outputs.beside()
         async with AsyncExitStack() as stack:
+
+            async def start() -> Sandbox:
+                spec = self._spec(await self._fitted(layer, named))
+                return await stack.enter_async_context(self.keeper.aside(spec, plan.cancelled))
+
             try:
                 try:
-                    sandbox = await self._reached(
-                        lambda: stack.enter_async_context(self.keeper.aside(self._spec(layer), plan.cancelled))
-                    )
+                    sandbox = await self._reached(start)
                 except (EngineFailed, BackendUnavailable) as error:
                     return self._skipped(plan, error)
                 live = self._cut(self._live(plan))
                 with engine_failures():
                     await outputs.begin(sandbox)
                     result = await run_in(sandbox, live, stream)
-                    result.meta.update(await outputs.collect(sandbox, handed), packages=list(layer.installed))
+                    result.meta.update(await outputs.collect(sandbox, handed))
+                    result.meta.setdefault("packages", list(layer.installed))
             except SandboxLost as error:
                 if self.life.ended is not None:
                     raise

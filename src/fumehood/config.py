@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import config_values as v
 from .config_files import read_env, read_yaml
 from .config_table import DEFAULTS as DEFAULTS
-from .config_table import EMPTY_MEANS_NONE, Field
+from .config_table import EMPTY_MEANS_NONE, UNSHOWN, Field
 from .config_table import FIELDS as FIELDS
 from .config_table import Settings as Settings
 from .errors import BadArgument, ConfigurationError
@@ -190,7 +190,8 @@ def _parsed(field: Field, value: object, origin: str) -> Any:
     try:
         return field.parse(value)
     except ValueError as error:
-        what = f"{field.name} = {v.shown(value)} (from {origin})"
+        given = "" if field.name in UNSHOWN else f" = {v.shown(value)}"
+        what = f"{field.name}{given} (from {origin})"
         raise ConfigurationError(f"{what} is not valid: expected {error}.") from None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .backends.base import Backend, DirectBackend, Event, Process, Sandbox
+from .backends.base import Backend, DirectBackend, Event, Process, Ran, Sandbox
 from .errors import BackendUnavailable, IsolationUnavailable, SandboxLost
 from .planning import Plan
 from .types import LEVELS, TIMEOUT_EXIT_CODE, ExecutionResult, Exited, Output, Reason, Receipt
@@ -34,7 +34,7 @@ _ATTEMPTS = 3
 class Watcher(Protocol):
     """Sees the events of an execution as they come."""
 
-    def begin(self) -> None:
+    def begin(self, receipt: Receipt) -> None:
         """The program has been started."""
 
     def full(self) -> bool:
@@ -128,7 +128,7 @@ async def run_in(
     try:
         hold_to(plan.require, process.receipt)
         if watcher is not None:
-            watcher.begin()
+            watcher.begin(process.receipt)
         following = _follow(plan, process, started)
         deadline = time.monotonic() + plan.timeout_s
         while True:
@@ -241,16 +241,30 @@ def _follow(plan: Plan, process: _Killable, started: float) -> _Following:
             break
         elif bundles is not None:
             bundles.add(event.data)
+    ran: Ran | None = getattr(process, "ran", None)
+    if ran is not None:
+        plan = _as_it_ran(plan, ran)
     result = _result(plan, process.receipt, stdout, stderr, cause, exited, started, bundles, killed)
+    if ran is not None:
+        result.meta.update(ran.meta)
     if bundles is not None and getattr(process, "began_anew", False):
         _say_begun_anew(result)
     return result
 
 
+def _as_it_ran(plan: Plan, ran: Ran) -> Plan:
+    """What a result says of limits is what held."""
+    return plan._replace(
+        spec=plan.spec._replace(limits=ran.limits),
+        resource_limits=ran.limits._asdict(),
+        timeout_s=plan.timeout_s if ran.timeout_s is None else ran.timeout_s,
+    )
+
+
 def _say_begun_anew(result: ExecutionResult) -> None:
     from .notes import BEGUN_ANEW  # rare
 
-    result.meta["state"] = "lost"
+    result.meta["state"], result.meta["began_anew"] = "lost", True
     result.stderr = f"{BEGUN_ANEW}{result.stderr}"
 
 

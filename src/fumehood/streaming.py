@@ -13,7 +13,7 @@ from .bundles import Bundles
 from .errors import SessionError
 from .execution import new_execution_id
 from .planning import Plan
-from .types import Display, ExecutionResult, Exited, Output
+from .types import Display, ExecutionResult, Exited, Output, Receipt
 
 BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the caller; past it the program has to wait
 
@@ -26,6 +26,7 @@ class Stream:
         self.left = False
         self.started = False
         self.has_seen = False
+        self.receipt: Receipt | None = None  # of what was started
         self._drive = partial(drive, plan._replace(execution_id=self.execution_id))
         self._events: deque[tuple[Event, int]] = deque()
         self._more = asyncio.Event()
@@ -99,7 +100,8 @@ class Stream:
         if self._task is not None and self._task.done():
             self._task.result()
 
-    def begin(self) -> None:
+    def begin(self, receipt: Receipt) -> None:
+        self.receipt = receipt
         self._begun.set()
 
     def _end(self) -> None:

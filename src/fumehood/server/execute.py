@@ -27,6 +27,7 @@ from .state import Call
 PROBLEMS = (
     *("command_not_allowed", "language_not_allowed", "package_unavailable", "isolation_unavailable"),
     *("session_busy", "session_ended", "not_found", "misdirected", "budget_exceeded", "not_acceptable", "unavailable"),
+    "sandbox_lost",
 )
 _PLACES = Places()
 _NOT_IN_A_SESSION = ("language", "args", "limits", "network", "require")

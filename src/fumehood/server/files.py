@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ..errors import FileError
 from ..session import READ_BYTES, AsyncSession
+from ..types import FileStat
 from . import examples, wire
 from .execute import checked
 from .follow import mime
@@ -21,7 +22,7 @@ from .state import Call
 
 T = TypeVar("T")
 
-PROBLEMS = (*FINDING, "session_busy", "budget_exceeded", "unavailable")
+PROBLEMS = (*FINDING, "session_busy", "budget_exceeded", "unavailable", "sandbox_lost")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 _DOWNLOAD = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 
@@ -42,7 +43,7 @@ async def listing(call: Call[None, wire.DirectoryQuery]) -> wire.FilesReply:
     if directory is not None and "\\" in directory:
         raise _invalid("directory")
     stats = await _with(call, lambda session: session.files(directory))
-    return wire.FilesReply([wire.FileInfo(stat.path, stat.size, mime(stat.path)) for stat in stats])
+    return wire.FilesReply([_info(stat) for stat in stats])
 
 
 async def download(call: Call[None, wire.PathQuery]) -> Response:
@@ -67,6 +68,10 @@ async def upload(call: Call[bytes, wire.PathQuery]) -> wire.FileInfo:
 async def edit(call: Call[wire.EditRequest, None]) -> None:
     path = _path(call.body.path)
     await _with(call, lambda session: session.edit(path, call.body.old, call.body.new))
+
+
+def _info(stat: FileStat) -> wire.FileInfo:
+    return wire.FileInfo(stat.path, stat.size, mime(stat.path), ".".join(map(str, stat.version)))
 
 
 def _path(path: str) -> str:

@@ -30,7 +30,7 @@ async def follow(
     texts = {"stdout": _Text("stdout"), "stderr": _Text("stderr")}
     async with stream:
         await stream.begun()
-        await emit(wire.Started(stream.execution_id))
+        await emit(wire.Started(stream.execution_id, stream.receipt and stream.receipt.as_dict()))
         async for event in stream:
             if isinstance(event, types.Output):
                 if (told := texts[event.stream].add(event.data)) is not None:

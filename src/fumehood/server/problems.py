@@ -38,6 +38,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "headers_too_large": (431, "Headers too large"),
     "internal": (500, "Internal error"),
     "unavailable": (503, "Not available"),
+    "sandbox_lost": (503, "Sandbox lost"),  # unlike all others: the program may have run
 }
 
 
@@ -91,7 +92,7 @@ TABLE: tuple[tuple[type[Exception], str, str | None], ...] = (
         "isolation_unavailable",
         "this server cannot give the level that `require` names: ask for a weaker one, or see `fumehood doctor` there",
     ),
-    (errors.SandboxLost, "unavailable", "the sandbox was lost while the program ran: try again"),
+    (errors.SandboxLost, "sandbox_lost", "the sandbox was lost while the program ran: try again"),
     (errors.BackendError, "unavailable", "the server's backend cannot be used now: try again, or see its log"),
     (errors.FumehoodError, "internal", "the server failed: see its log for this request_id"),
 )
@@ -103,7 +104,7 @@ def from_error(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, errors.FileError):
-        return Problem(FILE_KINDS.get(error.kind, "validation"), str(error))
+        return Problem(FILE_KINDS.get(error.kind, "validation"), str(error), more={"kind": error.kind})
     for kind, code, text in TABLE:
         if isinstance(error, kind):
             return Problem(code, text or str(error))

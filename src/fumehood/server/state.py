@@ -13,7 +13,7 @@ from ..config import Settings
 from .gate import Gate
 from .numbers import Numbers
 from .options import ServerOptions
-from .problems import later
+from .problems import Problem
 from .telemetry import Tracing
 from .tokens import Tickets, Token, Tokens
 
@@ -98,7 +98,7 @@ class Call(Generic[B, Q]):
         try:
             await asyncio.wait((task, gone, ending), return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and ending.done():
-                raise later("unavailable", "the server was stopped while the program ran: try again", 5)
+                raise Problem("sandbox_lost", "the server was stopped while the program ran: try again")
             if not task.done():
                 raise ClientLeft
             return task.result()

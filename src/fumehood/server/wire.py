@@ -34,6 +34,7 @@ class Limits(Struct, forbid_unknown_fields=True, omit_defaults=True):
     open_files: Count | None = None
     inodes: Count | None = None
     output_kb: Count | None = None
+    output_kill_mb: Count | None = None
     cpu_sec: Annotated[float, Meta(gt=0, le=1e7)] | None = None
 
 
@@ -164,10 +165,13 @@ class SessionsReply(Struct):
     sessions: list[SessionReply]
 
 
-class FileInfo(Struct):
+class FileInfo(Struct, omit_defaults=True):
+    """`version` differs when the content may have changed."""
+
     path: str
     size: int
     mime: str
+    version: str = ""
 
 
 class FilesReply(Struct):
@@ -212,7 +216,10 @@ class InfoReply(Struct, kw_only=True):
 
 
 class Started(Struct, tag_field="type", tag="started"):
+    """`receipt` is what is enforced; there is none where nothing was started."""
+
     execution_id: str
+    receipt: dict[str, Any] | None = None
 
 
 class Output(Struct, tag_field="type", tag="output", omit_defaults=True):
