@@ -140,7 +140,7 @@ class OneShot:
     ) -> ExecutionResult:
         if stream is not None:
             stream.started, cancelled = True, plan.cancelled
-            plan = plan._replace(cancelled=lambda: stream.left or cancelled())
+            plan = plan._replace(cancelled=lambda: stream.left or stream.cancelled or cancelled())
         if (result := self._steps.screened(plan)) is not None:
             return self._recorded(result, plan, language)
         visits = {"before": _placing(placed) if placed else None, "after": None if handed is None else _handing(handed)}

@@ -146,7 +146,8 @@ class Calls:
 
     async def _fitted(self, layer: Layer, requirements: Sequence[str]) -> Layer:
         """Where the spare stands in now, it may be another that installs."""
-        return layer if bool(layer.requirements) == self.keeper.backend.installs else await self._installed(requirements)
+        fits = bool(layer.requirements) == self.keeper.backend.installs
+        return layer if fits else await self._installed(requirements)
 
     async def check(self) -> Receipt:
         receipt = await self._reached(lambda: self.keeper.backend.check())
@@ -214,7 +215,7 @@ class Calls:
             if stream is not None:
                 stream.started = True
             self._budget.check()
-            plan = plan._replace(cancelled=lambda: self._cancels != before or (stream is not None and stream.left))
+            plan = plan._replace(cancelled=lambda: self._cancels != before or _is_over(stream))
             refusal: FumehoodError | None = None
             result = self.steps.screened(plan)
             if kind == "exec":
@@ -402,6 +403,10 @@ def _reword(result: ExecutionResult, plan: Plan, instead: str | None) -> None:
         result.stderr = result.stderr.removesuffix(said) + (note(*what, None) if instead is None else instead)
     if "state" in meta:
         meta["state"] = "lost"
+
+
+def _is_over(stream: Stream | None) -> bool:
+    return stream is not None and (stream.left or stream.cancelled)
 
 
 def _ignore(_: object) -> None:

@@ -24,6 +24,7 @@ class Stream:
     def __init__(self, plan: Plan, drive: Callable[[Plan, Stream], Coroutine[Any, Any, ExecutionResult]]) -> None:
         self.execution_id = new_execution_id()
         self.left = False
+        self.cancelled = False  # by one who waits for the result
         self.started = False
         self.has_seen = False
         self.receipt: Receipt | None = None  # of what was started
@@ -93,6 +94,10 @@ class Stream:
         self._told = True
         self._result = self._task.result()
         return _ending(self._result)
+
+    def cancel(self) -> None:
+        """End it; the rest of its events and its result follow."""
+        self.cancelled = True
 
     async def begun(self) -> None:
         """Until the program runs; raises what kept it from that."""

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ..config import Settings
-from . import execute, files, health, history, info, openapi, sessions, static, telemetry
+from . import execute, executions, files, health, history, info, openapi, sessions, static, telemetry
 from .guard import Guard
 from .options import ServerOptions
 from .routes import Route, Router, Socket, SocketCall, answer
@@ -18,7 +18,7 @@ from .tokens import Token
 
 ROUTES: tuple[Iterable[Route], ...] = (
     *(health.ROUTES, openapi.ROUTES, static.ROUTES),
-    *(execute.ROUTES, sessions.ROUTES, files.ROUTES, history.ROUTES, info.ROUTES),
+    *(execute.ROUTES, executions.ROUTES, sessions.ROUTES, files.ROUTES, history.ROUTES, info.ROUTES),
 )
 SOCKETS: tuple[Iterable[Socket], ...] = (sessions.SOCKETS,)
 NOBODY = Token("", b"", max_concurrent=0, max_sessions=0)  # whose requests the public paths are

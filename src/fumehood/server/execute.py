@@ -16,6 +16,7 @@ from ..session import with_settings
 from ..types import ExecutionResult
 from . import wire
 from .examples import EXECUTE, EXECUTED
+from .executions import Executions
 from .follow import Emit, follow
 from .problems import Problem
 from .registry import Live, Registry
@@ -69,7 +70,8 @@ async def _code(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes
             handed=handed,
         )
         async with call.server.gate.execution(call.token):
-            return await follow(stream, handed, emit, _count(call), cut=cut)
+            with call.server.part(Executions).listed(call.token, stream.cancel) as handle:
+                return await follow(stream, handed, emit, _count(call), cut=cut, handle=handle)
 
 
 async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes], emit: Emit) -> wire.Result:
@@ -83,7 +85,8 @@ async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, by
         async with call.server.gate.execution(call.token):
             for path, data in files.items():
                 await session.write(path, data)
-            return await follow(stream, handed, emit, _count(call), cut=cut)
+            with call.server.part(Executions).listed(call.token, stream.cancel) as handle:
+                return await follow(stream, handed, emit, _count(call), cut=cut, handle=handle)
     finally:
         call.server.part(Sandboxes).later(session.close())
 

@@ -25,12 +25,13 @@ async def follow(
     *,
     session_id: str | None = None,
     cut: Iterable[str] = (),
+    handle: str | None = None,
 ) -> wire.Result:
     """Tell every event, then the result. An error of ours comes before `started`, unless it came in mid-run."""
     texts = {"stdout": _Text("stdout"), "stderr": _Text("stderr")}
     async with stream:
         await stream.begun()
-        await emit(wire.Started(stream.execution_id, stream.receipt and stream.receipt.as_dict()))
+        await emit(wire.Started(stream.execution_id, stream.receipt and stream.receipt.as_dict(), handle))
         async for event in stream:
             if isinstance(event, types.Output):
                 if (told := texts[event.stream].add(event.data)) is not None:

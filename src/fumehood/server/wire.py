@@ -216,10 +216,11 @@ class InfoReply(Struct, kw_only=True):
 
 
 class Started(Struct, tag_field="type", tag="started"):
-    """`receipt` is what is enforced; there is none where nothing was started."""
+    """`receipt` is what is enforced; there is none where nothing was started. `handle` is for …/cancel."""
 
     execution_id: str
     receipt: dict[str, Any] | None = None
+    handle: str | None = None  # of a one-shot
 
 
 class Output(Struct, tag_field="type", tag="output", omit_defaults=True):

@@ -172,5 +172,3 @@ def end_now(address: Address, session_id: str) -> None:
             http.delete(f"{address.url}/sessions/{session_id}", headers=_authorised(address))
     except (httpx2.TransportError, OSError, FumehoodError):
         pass  # it ends when it has been idle for long enough
-
-

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 
@@ -25,20 +26,19 @@ _START_S = 150.0
 _END_S = 5.0
 _KILLED = 128 + signal.SIGKILL
 
-Cancel = Callable[[], Awaitable[object]]
+Cancel = Callable[[str], Awaitable[object]]
 
 
 class RemoteProcess(Process):
-    """`cancel` asks the server to end what runs; without it, leaving does."""
+    """`cancel` asks the server to end what runs, by the handle it gave; where it gave none, leaving does."""
 
-    def __init__(
-        self, client: Client, response: httpx2.Response, limits: Limits, cancel: Cancel | None, *, keeps_state: bool
-    ):
+    def __init__(self, client: Client, response: httpx2.Response, limits: Limits, cancel: Cancel, *, keeps_state: bool):
         self.result: dict[str, Any] | None = None
         self._client = client
         self._response = response
         self._limits = limits
         self._cancel = cancel
+        self._handle = ""
         self._keeps_state = keeps_state
         self._events: deque[tuple[Event, int]] = deque()
         self._backlog = 0
@@ -85,17 +85,9 @@ class RemoteProcess(Process):
         return None
 
     def kill(self) -> None:
-        if self._cancel is None:
-            self._leave()
-        else:
-            self.interrupt()
-
-    def interrupt(self) -> None:
         """The server interrupts what keeps state, and kills it if it does not stop; all else it kills."""
-        if self._cancel is None:
-            self._leave()
-        elif self._cancelling is None and not self._pump.done():
-            self._cancelling = asyncio.create_task(self._ask_to_end(self._cancel))
+        if self._cancelling is None and not self._pump.done():
+            self._cancelling = asyncio.create_task(self._ask_to_end())
 
     async def close(self) -> None:
         """A late request to end would strike the next one that runs there: so it is waited for."""
@@ -110,9 +102,9 @@ class RemoteProcess(Process):
 
     # --- inside
 
-    async def _ask_to_end(self, cancel: Cancel) -> None:
+    async def _ask_to_end(self) -> None:
         try:
-            await cancel()
+            await self._cancel(self._handle)
         except FumehoodError:
             self._leave()
 
@@ -165,6 +157,7 @@ class RemoteProcess(Process):
         if kind == "started":
             if event.get("receipt") is not None:
                 self.receipt = said.receipt(event["receipt"])
+            self._handle = quote(str(event.get("handle") or ""), safe="")
             self._has_begun = True
             self._news.set()
         elif kind == "output":

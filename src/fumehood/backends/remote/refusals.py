@@ -31,8 +31,7 @@ _TABLE: dict[str, tuple[type[FumehoodError], str]] = {  # the server's code: our
     ),
     "version_mismatch": (
         BackendUnavailable,
-        "the server at {where} speaks another version of the protocol: use the same version of fumehood on both"
-        " sides ({said})",
+        "the server at {where} speaks another version of the protocol ({said}): use the same fumehood on both sides",
     ),
     "host_not_allowed": (
         ConfigurationError,

@@ -6,8 +6,9 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from ...config import Settings
 from ...engine import lend
@@ -18,7 +19,7 @@ from ..base import Process, Sandbox, SandboxSpec, keeps_nothing
 from . import client as http
 from . import said
 from .client import Client
-from .process import RemoteProcess
+from .process import Cancel, RemoteProcess
 
 INSTALL_S = 900.0  # with requirements, which the server may have to fetch
 _SLACK_S = 5.0  # more than the layer above allows: it ends what takes too long, and the server is behind it
@@ -61,7 +62,7 @@ class _Starter(Sandbox):
         self,
         path: str,
         ask: dict[str, Any],
-        cancel: Callable[[], Awaitable[object]] | None = None,
+        cancel: Cancel,
         *,
         keeps_state: bool = False,
     ) -> RemoteProcess:
@@ -86,7 +87,7 @@ class RemoteSandbox(_Starter):
         if command.files:
             ask["files"] = [{"path": name, "content_base64": _base64(data)} for name, data in command.files.items()]
         ask |= _streams(command) | narrowing(self._spec, self._settings)
-        self._process = await self._start("/execute", ask)
+        self._process = await self._start("/execute", ask, self._cancel)
         return self._process
 
     async def read(self, path: str, max_bytes: int) -> bytes:
@@ -102,10 +103,13 @@ class RemoteSandbox(_Starter):
         if self._process is not None:
             await self._process.close()
 
-    def _left(self, path: str) -> list[dict[str, Any]]:
+    async def _cancel(self, handle: str) -> None:
+        await self._client.ask("POST", f"/executions/{handle}/cancel")
+
+    def _left(self, path: str) -> Sequence[dict[str, Any]]:
         if not self._spec.hands_back or self._process is None or self._process.result is None:
             raise keeps_nothing(path)
-        files: list[dict[str, Any]] = self._process.result.get("files", [])
+        files: Sequence[dict[str, Any]] = self._process.result.get("files", [])
         return files
 
 
@@ -120,7 +124,7 @@ class RemoteSession(_Starter):
         read_s = INSTALL_S if self._spec.requirements else http.ANSWER_S
         made = await self._client.ask("POST", "/sessions", ask, read_s=read_s)
         self.places = said.places(made)
-        self._id = str(made["session_id"])
+        self._id = quote(str(made.get("session_id", "")), safe="")
         self._path = f"/sessions/{self._id}"
         try:
             await self._lend()
@@ -154,9 +158,7 @@ class RemoteSession(_Starter):
     async def write(self, path: str, data: bytes) -> None:
         self._check()
         params = {"path": self._sent(path)}
-        response = await self._client.send(
-            "PUT", f"{self._path}/files/content", data, kind=http.BINARY, params=params
-        )
+        response = await self._client.send("PUT", f"{self._path}/files/content", data, kind=http.BINARY, params=params)
         await self._client.content(response)
 
     async def list(self, directory: str) -> list[FileStat]:
@@ -182,9 +184,9 @@ class RemoteSession(_Starter):
         if self._is_closed:
             return
         self._is_closed = True
-        try:
+        if threading.main_thread().is_alive():
             threading.Thread(target=http.end_now, args=(self._client.address, self._id), daemon=True).start()
-        except RuntimeError:  # the process ends
+        else:  # the process ends, and waits for no thread
             http.end_now(self._client.address, self._id)
 
     # --- inside
@@ -197,10 +199,12 @@ class RemoteSession(_Starter):
             try:
                 await self.write(f"{self.places.data}/{name}", data)
             except (BadArgument, FileError) as error:
-                raise BadArgument(f"dataset {name!r} of {size // _MIB} MB does not fit on the server: {error}") from None
+                raise BadArgument(
+                    f"dataset {name!r} of {size // _MIB} MB does not fit on the server: {error}"
+                ) from None
             lend.tell(self._spec.progress, name, size, size)
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, _: str) -> None:
         await self._client.ask("POST", f"{self._path}/cancel")
 
     def _check(self) -> None:

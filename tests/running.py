@@ -1,4 +1,4 @@
-"""One server process on loopback; not in conftest.py, of which there is another."""
+"""One server process on loopback."""
 
 from __future__ import annotations
 
