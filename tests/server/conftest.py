@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs the extra `server`")
 import httpx2
+
 from running import Running
 
 

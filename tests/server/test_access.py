@@ -7,8 +7,8 @@ import json
 import httpx2
 import pytest
 from raw_http import Answer, exchange
-from running import TOKENS, Running
 
+from running import TOKENS, Running
 from support import wait_until
 
 AUTH = f"Authorization: Bearer {TOKENS['alice']}"

@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx2
 import pytest
-from running import TOKENS, Running
 
 from fumehood import errors
 from fumehood.server.problems import KINDS, from_error
+from running import TOKENS, Running
 from support import wait_until
 
 Start = Callable[..., Running]
@@ -49,7 +49,7 @@ def test_examples_are_what_is_taken(alice: httpx2.Client) -> None:
         (KeyError("/root/secret"), "internal"),
         (errors.EngineFailed("cannot open /root/secret"), "unavailable"),
         (errors.BackendUnavailable("no /root/secret"), "unavailable"),
-        (errors.SandboxLost("/root/secret"), "unavailable"),
+        (errors.SandboxLost("/root/secret"), "sandbox_lost"),
         (errors.RecordsError("/root/secret"), "internal"),
         (errors.ConfigurationError("/root/secret"), "internal"),
         (errors.IsolationUnavailable("/root/secret", step="mount /root/secret"), "isolation_unavailable"),

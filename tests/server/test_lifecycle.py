@@ -16,10 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 from processes import beneath
-from running import TOKENS, Running
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from running import TOKENS, Running
 from support import wait_until
 
 Start = Callable[..., Running]
@@ -79,7 +79,7 @@ def test_after_the_grace_what_runs_is_ended_and_streams_with_it(start: Start) ->
         with pytest.raises(ConnectionClosed):
             events.recv(timeout=30)
         found = asked.result(60)
-        assert (found.status_code, found.json()["code"]) == (503, "unavailable")
+        assert (found.status_code, found.json()["code"]) == (503, "sandbox_lost")
         assert running.process.wait(30) == 0
         assert time.monotonic() - stopped < 15
     assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
@@ -95,7 +95,7 @@ def test_a_stream_ends_with_an_error_when_the_server_stops(start: Start) -> None
                 if "here" in line:
                     running.process.send_signal(signal.SIGTERM)
     assert '"error"' in lines[-1]
-    assert '"unavailable"' in lines[-1]
+    assert '"sandbox_lost"' in lines[-1]
     assert running.process.wait(30) == 0
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 from raw_http import Answer, answer, closed_within, connect, exchange, head
-from running import TOKENS, Running
 
 from fumehood.server.routes import deeper
+from running import TOKENS, Running
 from support import wait_until
 
 AUTH = f"Authorization: Bearer {TOKENS['alice']}"

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs playwright, which drives the browser")
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+
 from running import TOKENS, Running
 
 CHROMIUM = shutil.which("chromium")

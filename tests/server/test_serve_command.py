@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from running import TOKENS, Running
 
 from fumehood.cli.main import main
+from running import TOKENS, Running
 from support import wait_until
 
 Start = Callable[..., Running]

@@ -30,6 +30,7 @@ class RemoteBackend(Backend):
         self._address = address.find(settings)
         self._clients: dict[asyncio.AbstractEventLoop, tuple[Client, asyncio.Task[None]]] = {}
         self._has_met = False
+        self._most_bytes: dict[str, int] = {}
         self._pid = os.getpid()
         self._closed = False
 
@@ -77,6 +78,8 @@ class RemoteBackend(Backend):
                 f"the server at {client.where} speaks protocol {str(info['protocol'])[:20]} and this is {PROTOCOL}:"
                 " use the same version of fumehood on both sides"
             )
+        self._most_bytes = said.most_bytes(info)
+        client.most_bytes |= self._most_bytes
         self._has_met = True
         return said.receipt(info.get("receipt"))
 
@@ -89,6 +92,7 @@ class RemoteBackend(Backend):
             del self._clients[gone]
         if loop not in self._clients:
             client = Client(self._address)
+            client.most_bytes |= self._most_bytes
             self._clients[loop] = client, loop.create_task(_keep(client, weakref.ref(self)), name="fumehood-remote")
         return self._clients[loop][0]
 

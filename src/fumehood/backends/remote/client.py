@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import httpx2
 
-from ...errors import BackendUnavailable, FumehoodError, SandboxLost
+from ...errors import BackendUnavailable, BadArgument, FileError, FumehoodError, SandboxLost
 from . import refusals
 from .address import Address
 from .refusals import Refusal
@@ -34,6 +35,7 @@ class Client:
     def __init__(self, address: Address):
         self.address = address
         self.where = address.url
+        self.most_bytes: dict[str, int] = {}  # of a body, by kind: a server that gets more hangs up
         self._http = httpx2.AsyncClient(
             verify=ssl.create_default_context() if address.url.startswith("https:") else False,
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=_KEEP_S),
@@ -63,6 +65,9 @@ class Client:
         runs: bool = False,
     ) -> httpx2.Response:
         """An answer that is a success, its body not yet read. `runs`: once sent, a program may have run."""
+        if content is not None and len(content) > (most := self.most_bytes.get(kind, sys.maxsize)):
+            too_large = f"{len(content):,} bytes are more than the server takes at once, {most:,}"
+            raise FileError(too_large, "too_large") if kind == BINARY else BadArgument(too_large)
         until = time.monotonic() + WAIT_S
         failures = 0
         while True:

@@ -94,6 +94,14 @@ def ran(said: Mapping[str, Any], asked: Limits) -> Ran:
     return Ran(asked._replace(**named), timeout_s or None, {**told, "remote": own})
 
 
+def most_bytes(info: Mapping[str, Any]) -> dict[str, int]:
+    """Of a request's body, by content type."""
+    limits = info.get("limits")
+    limits = limits if isinstance(limits, dict) else {}
+    named = (("application/json", "body_bytes"), ("application/octet-stream", "upload_bytes"))
+    return {kind: limits[name] for kind, name in named if type(limits.get(name)) is int}
+
+
 def places(said: Mapping[str, Any]) -> Places:
     found = said.get("places")
     if isinstance(found, dict):
