@@ -16,6 +16,7 @@ import httpx2
 
 from ...errors import BackendUnavailable, FumehoodError, SandboxLost
 from ...types import Display, Exited, Limits, Output, Receipt
+from .._base_async import happens
 from ..base import Event, Process
 from . import refusals, said
 from .client import Client
@@ -70,10 +71,7 @@ class RemoteProcess(Process):
     async def read(self, timeout_s: float | None = None) -> Event | None:
         if not self._events and not self._pump.done():
             self._news.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._news.wait()
-            except TimeoutError:
+            if not await happens(self._news, timeout_s):
                 return None
         if self._events:
             event, size = self._events.popleft()
