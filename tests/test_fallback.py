@@ -29,11 +29,11 @@ from fumehood import (
     open_session,
     registry,
 )
-from fumehood.backends.base import Sandbox, SandboxSpec
+from fumehood.backends.base import Process, Sandbox, SandboxSpec
 from fumehood.backends.fake import FakeBackend
 from fumehood.cli.main import main
 from fumehood.tools import Toolbox, run_python_code
-from fumehood.types import Output
+from fumehood.types import Command, Output
 from support import DRIVERS, AsyncOnly, execute
 
 __all__ = ["docker", "docker_host"]
@@ -185,6 +185,22 @@ class Flaky(AsyncOnly):
         return await self.inner.create(spec)
 
 
+class FlakyLate(Flaky):
+    """The same, found out only when the program is to start."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        self.made += 1
+        return await self.inner.create(spec) if self.made <= self.sandboxes else _Absent()
+
+
+class _Absent(Sandbox):
+    async def start(self, command: Command) -> Process:  # noqa: ARG002
+        raise BackendUnavailable("gone")
+
+    async def close(self) -> None:
+        pass
+
+
 class Gone(Flaky):
     sandboxes = 0
 
@@ -197,12 +213,14 @@ def _breaks() -> Iterator[Output]:
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._BUILT_IN, "flaky", (__name__, "Flaky"))
+    monkeypatch.setitem(registry._BUILT_IN, "flaky-late", (__name__, "FlakyLate"))
 
 
 @pytest.mark.usefixtures("flaky")
+@pytest.mark.parametrize("name", ["flaky", "flaky-late"])
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_program_that_has_begun_is_not_given_to_the_fallback(driver: str) -> None:
-    with get_sandbox(type="flaky") as sandbox, pytest.raises(SandboxLost, match="gone"):
+def test_a_program_that_has_begun_is_not_given_to_the_fallback(driver: str, name: str) -> None:
+    with get_sandbox(type=name) as sandbox, pytest.raises(SandboxLost, match="gone"):
         execute(driver, sandbox, "1")
 
 

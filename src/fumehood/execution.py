@@ -103,9 +103,10 @@ async def run(
         with _after(lost):
             sandbox = await backend.create(plan.spec)
         try:
-            if before is not None:
-                await before(sandbox)
-            result = await run_in(sandbox, plan, watcher, started=started)
+            with _after(lost):  # some backends learn only here that they cannot be had
+                if before is not None:
+                    await before(sandbox)
+                result = await run_in(sandbox, plan, watcher, started=started)
             if after is not None:
                 await after(sandbox)
             return result

@@ -131,6 +131,8 @@ def test_an_address_that_cannot_be_used_is_refused(text: str) -> None:
 def test_ssh_says_what_to_do_instead() -> None:
     with pytest.raises(ConfigurationError, match=r"ssh -nNT -L .* me@there.*DOCKER_HOST=unix://"):
         address.parse("ssh://me@there", "DOCKER_HOST")
+    with pytest.raises(ConfigurationError, match=r'ssh -nNT -p 2222 -L "[^"]*:/run/x.sock" there'):
+        address.parse("ssh://there:2222/run/x.sock", "DOCKER_HOST")
 
 
 def test_certificates_that_are_missing_are_told(tmp_path: Path) -> None:

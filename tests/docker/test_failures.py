@@ -87,6 +87,13 @@ def test_a_missing_image_names_the_command_that_builds_it() -> None:
 
 
 @pytest.mark.usefixtures("docker")
+def test_what_is_no_name_of_an_image_names_the_setting() -> None:
+    said = refusal(docker_image="BAD NAME")
+    assert "ConfigurationError" in said
+    assert "DOCKER_IMAGE is no name of an image" in said
+
+
+@pytest.mark.usefixtures("docker")
 def test_an_unknown_runtime_names_the_setting() -> None:
     assert "DOCKER_RUNTIME" in refusal(docker_runtime="no-such-runtime")
 
@@ -270,7 +277,7 @@ def test_after_its_container_is_gone_a_session_starts_anew(docker: str) -> None:
     with open_session(type="docker", warm_cells=0) as session:
         session.run("x = 1")
         each(docker, "POST", "/containers/{}/kill")
-        with pytest.raises(SandboxLost):
+        with pytest.raises(SandboxLost, match="killed or removed from outside"):
             session.run(SLEEP, 30)
         assert "NameError" in session.run("x").stderr
     assert wait_until(lambda: not containers_of(docker, os.getpid()))

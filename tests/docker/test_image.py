@@ -129,6 +129,12 @@ def failed(capfd: Captured, *words: str) -> tuple[int, str]:
     return code, capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("docker")
+def test_an_image_that_is_missing_is_built_under_the_name_that_was_asked_for(capfd: Captured) -> None:
+    assert main(["image", "--tag", "no-such-image:1"]) == 1
+    assert "fumehood image build --tag no-such-image:1" in capfd.readouterr().out
+
+
 def test_a_step_that_fails_is_shown_with_its_last_lines(
     tag: str, without_libraries: tuple[str, ...], capfd: Captured, tmp_path: Path
 ) -> None:

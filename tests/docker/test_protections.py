@@ -18,6 +18,7 @@ from fumehood.backends.docker import DockerBackend, body, receipt
 from fumehood.config import Settings
 from fumehood.errors import PackageError
 from fumehood.guest.rlimits import no_core
+from fumehood.tools import Toolbox
 from fumehood.types import Command, Exited
 from support import wait_until
 
@@ -237,6 +238,18 @@ def test_packages_for_an_engine_elsewhere_are_refused() -> None:
     backend = DockerBackend(Settings(type="docker", docker_host="tcp://127.0.0.1:1"))
     with pytest.raises(PackageError, match="on this machine"):
         asyncio.run(backend.create(SandboxSpec(keeps=True, packages="/x")))
+
+
+@pytest.mark.usefixtures("docker")
+def test_a_model_is_told_that_datasets_are_copies_here(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    with Toolbox({"x": str(tmp_path / "x.csv")}, type="docker", output_dir=str(tmp_path / "output")) as box:
+        box.session.check()
+        described = box.specs("mcp")[0]["description"]
+        box.session.run("import os\nos.chmod('/tmp/data/x.csv', 0o644)\nopen('/tmp/data/x.csv', 'w').write('b')")
+        assert box.session.run("open('/tmp/data/x.csv').read()").meta["results"] == [{"text/plain": "'b'"}]
+    assert "Datasets: /tmp/data/x.csv." in described
+    assert (tmp_path / "x.csv").read_text() == "a\n1\n"
 
 
 @pytest.mark.usefixtures("docker")

@@ -74,18 +74,20 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         "level": level,
         "axes": axes,
         "error": error,
-        "languages": _languages(settings),
+        "languages": _languages(settings, is_local="local" in (settings.type, (fallback or {}).get("to"))),
         "records": _records(settings),
         "import_screen": settings.block_dangerous_imports,
         "warnings": _warnings(settings),
     }
 
 
-def _languages(settings: Settings) -> list[dict[str, Any]]:
+def _languages(settings: Settings, *, is_local: bool) -> list[dict[str, Any]]:
     allowed = {found.name for name in settings.supported_languages if (found := lookup(name))}
     rows = []
     for language in LANGUAGES:
         path = sys.executable if language.name == "python" else shutil.which(language.program)
+        if not is_local:
+            path = f"{language.program}, if {settings.type} has it"
         row = {"name": language.name, "allowed": language.name in allowed, "program": language.program, "path": path}
         rows.append(row)
     return rows

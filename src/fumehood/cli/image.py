@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 import time
 from datetime import UTC, datetime
@@ -72,7 +73,10 @@ def show(args: argparse.Namespace) -> int:
     if getattr(args, "json", False):
         terminal.show(sys.stdout, [json.dumps(_document(tag, found), indent=2)])
     else:
-        terminal.show(sys.stdout, _page(tag, found, terminal.Style.for_stream(sys.stdout)))
+        terminal.show(
+            sys.stdout,
+            _page(tag, found, terminal.Style.for_stream(sys.stdout), is_default=tag == settings.docker_image),
+        )
     return 0 if found is not None and found.problem is None else _MISSING
 
 
@@ -180,10 +184,11 @@ def _document(tag: str, found: images.Found | None) -> dict[str, Any]:
     }
 
 
-def _page(tag: str, found: images.Found | None, style: terminal.Style) -> list[str]:
+def _page(tag: str, found: images.Found | None, style: terminal.Style, *, is_default: bool) -> list[str]:
     from .. import __version__
 
-    do = f"  do:       {style('fumehood image build', 'cyan')}"
+    build = "fumehood image build" if is_default else f"fumehood image build --tag {shlex.quote(tag)}"
+    do = f"  do:       {style(build, 'cyan')}"
     if found is None:
         return [f"{style(tag, 'bold')} {style('is not there', 'red', 'bold')}", do]
     lines = [

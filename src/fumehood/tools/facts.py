@@ -92,7 +92,8 @@ class Facts(NamedTuple):
         return None if self.receipt is None else self.receipt.axes[axis].level
 
     def _datasets(self) -> str:
-        how = ", read-only" if self._level("files") == "sealed" else ""  # elsewhere they are copies
+        is_lent = self.settings.type == "local" and self._level("files") == "sealed"  # elsewhere they are copies
+        how = ", read-only" if is_lent else ""
         return f"Datasets{how}: {', '.join(self.datasets)}." if self.datasets else ""
 
     def _limits(self) -> str:

@@ -57,9 +57,11 @@ def parse(text: str, origin: str, certificates: Tls | None = None) -> Address:
             return Address(text, None, f"{'http' if certificates is None else 'https'}://{host}:{port}", certificates)
     hint = "expected unix:///path or tcp://host:port"
     if parts.scheme == "ssh" and parts.hostname:
-        user = f"{parts.username}@" if parts.username else ""
+        there = f"{parts.username}@{parts.hostname}" if parts.username else parts.hostname
+        at = f"-p {parts.port} " if parts.port else ""
+        socket = parts.path if len(parts.path) > 1 else "/var/run/docker.sock"
         hint = (
-            f'forward its socket with `ssh -nNT -L "$HOME/docker.sock:/var/run/docker.sock" {user}{parts.hostname}`'
+            f'forward its socket with `ssh -nNT {at}-L "$HOME/docker.sock:{socket}" {there}`'
             " and set DOCKER_HOST=unix://$HOME/docker.sock"
         )
     raise ConfigurationError(f"{origin} says {text[:200]!r}, which cannot be used from here: {hint}")

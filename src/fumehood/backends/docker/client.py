@@ -27,6 +27,11 @@ _MAX_HEAD = 65536
 _ADVICE = "Set SANDBOX_TYPE=local or start Docker daemon"
 _REFUSALS: tuple[tuple[str, type[FumehoodError], str], ...] = (  # what it says, our error, the message
     (
+        r"invalid reference format",
+        ConfigurationError,
+        "DOCKER_IMAGE is no name of an image ({said}): set it to one such as antigravity-sandbox:latest",
+    ),
+    (
         r"no such image",
         BackendUnavailable,
         "{said}: build it with `fumehood image build`, or set DOCKER_IMAGE",
@@ -65,7 +70,8 @@ _REFUSALS: tuple[tuple[str, type[FumehoodError], str], ...] = (  # what it says,
 _UNREACHABLE: dict[int, str] = {
     errno.EACCES: "no permission to use the Docker daemon at {where}: join the group that owns its socket"
     " (sudo usermod -aG docker $USER, then log in again), or set SANDBOX_TYPE=local",
-    errno.EPERM: "no permission to use the Docker daemon at {where}: or set SANDBOX_TYPE=local",
+    errno.EPERM: "this process may not reach the Docker daemon at {where} (a policy of this system forbids it): allow"
+    " it, or set SANDBOX_TYPE=local",
 }
 
 

@@ -28,6 +28,7 @@ LOST: dict[str | None, str] = {
     "daemon": "the Docker daemon went away while the program ran; start it, then try again",
     None: "the container went away while the program ran, or the Docker daemon did; try again",
 }
+GONE = "the container is gone: killed or removed from outside, or ended with the Docker daemon; try again"
 
 
 class Container:
@@ -90,8 +91,10 @@ class Container:
             try:
                 await self.client.ask("DELETE", f"/containers/{self.name}", force="1", v="1")
                 break
-            except Refused:
-                await asyncio.sleep(_TRY_S)  # gone already; or not there yet
+            except Refused as refused:
+                if refused.status not in (404, 409):
+                    return False
+                await asyncio.sleep(_TRY_S)  # gone already, or going; or not there yet
             except BackendError:
                 return False
         return True
@@ -147,7 +150,10 @@ class Container:
             )
         said = self.link.said.splitlines()
         why = f" ({said[-1][:300]})" if said else ""
-        raise BackendUnavailable(f"the image {image} has no guest that starts{why}: {_REBUILD}")
+        raise BackendUnavailable(
+            f"the image {image} has no guest that starts{why}: unset DOCKER_IMAGE, or build yours FROM the one that"
+            " `fumehood image build` makes"
+        )
 
     async def _look(self) -> str | None:
         try:

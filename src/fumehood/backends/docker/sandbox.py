@@ -20,7 +20,7 @@ from ...guest.files import Outside, TooLarge
 from ...types import Command, FileStat, Limits
 from ..base import Process, Sandbox, SandboxSpec
 from . import body, client, receipt
-from .container import LOST, Container
+from .container import GONE, Container
 from .interpreter import Interpreter, Run
 from .pool import Hub
 from .process import Program
@@ -128,7 +128,7 @@ class DockerSandbox(Sandbox):
         if self._is_closed:
             raise SandboxLost("the sandbox is closed")
         if not self._container.is_alive:
-            raise SandboxLost(LOST[None])
+            raise SandboxLost(GONE)
 
     def _make_interpreter(self, command: Command) -> Interpreter:
         self._check()
@@ -205,7 +205,7 @@ class _Answer:
 
     def gone(self) -> None:
         if not self._done.done():
-            self._done.set_exception(SandboxLost(LOST[None]))
+            self._done.set_exception(SandboxLost(GONE))
 
 
 def _os_error(number: int) -> OSError:
