@@ -418,6 +418,10 @@ WEAKENING = [
     ("docker_network_enabled", "true"),
     ("docker_cpu_limit", "8"),
     ("docker_memory_limit", "1g"),
+    ("remote_url", "https://evil:8080"),
+    ("remote_token", "evil"),
+    ("remote_token_file", "/evil"),
+    ("remote_cleartext", "true"),
 ]
 
 

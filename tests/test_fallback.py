@@ -163,7 +163,7 @@ def test_a_backend_whose_package_is_missing_is_one_that_cannot_be_had(monkeypatc
 
 def test_a_fallback_that_cannot_be_had_either_leaves_the_first_error() -> None:
     with pytest.raises(BackendUnavailable, match=rf"^{NO_DAEMON}.* was not used: .*not part of this version"):
-        get_sandbox(fallback="remote").execute("1")
+        get_sandbox(fallback="modal").execute("1")
 
 
 # ---- what has run is not run elsewhere

@@ -36,10 +36,12 @@ LAYERS = (
         "budget",
         "copies",
         "fallback",
+        "handed",
     ),
     ("requirements", "packages", "installer", "wheels_only"),
     ("api", "session", "calls", "lifetime", "streaming", "outputs", "sync_session"),
     ("tools", "bench", "recorded", "replay"),
+    ("server",),
     ("cli", "__main__"),
 )
 ROOT_FACTS = {"__version__"}  # all that anybody may take from the package itself, which loads lazily what is above

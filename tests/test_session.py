@@ -35,6 +35,7 @@ from fumehood import (
 )
 from fumehood.backends.base import Sandbox
 from fumehood.backends.fake import FakeBackend, Reply
+from fumehood.packages import Layer
 from fumehood.types import Display, Exited, Output
 from support import wait_until
 
@@ -835,11 +836,6 @@ def test_a_one_shot_that_lost_its_sandbox_is_recorded(driver):
 # Packages
 
 
-class _Layer:
-    path = "/layers/1"
-    installed = ("six==1.17.0",)
-
-
 @pytest.fixture
 def layers(monkeypatch):
     asked = []
@@ -848,7 +844,7 @@ def layers(monkeypatch):
         asked.append(tuple(requirements))
         if progress is not None:
             progress("installing")
-        return _Layer()
+        return Layer("/layers/1", ("six==1.17.0",))
 
     monkeypatch.setattr("fumehood.packages.ensure", ensure)
     return asked

@@ -8,17 +8,24 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import config
-from .backends.base import Backend, DirectBackend
+from .backends.base import Backend, DirectBackend, Sandbox
 from .config import Settings
 from .errors import BackendUnavailable, BadArgument, SandboxLost
-from .execution import not_run, run, run_direct
+from .execution import Visit, Watcher, not_run, run, run_direct
 from .fallback import UNAVAILABLE, open_chosen
+from .paths import checked
 from .planning import Plan, Planner
 from .steps import LOST_EXIT_CODE, Steps
 from .types import ExecutionResult, Receipt
+
+if TYPE_CHECKING:
+    from .handed import Handed
+    from .streaming import Stream
 
 T = TypeVar("T")
 
@@ -40,12 +47,12 @@ def get_sandbox(
 class OneShot:
     """Runs each program in a fresh sandbox. Safe to use from many threads, inside an event loop and after a fork."""
 
-    def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
+    def __init__(self, settings: Settings, backend: Backend | None = None, run_id: str | None = None) -> None:
         self.settings = settings
         self._owns = backend is None
         self._backend, self._spare = open_chosen(settings) if backend is None else (backend, None)
         self._planner = Planner(settings)
-        self._steps = Steps(settings)
+        self._steps = Steps(settings, run_id)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._cancels = 0  # an execution is cancelled when this is not what it was at its start
@@ -96,20 +103,60 @@ class OneShot:
     ) -> ExecutionResult:
         """`execute` in the running event loop; cancelling the task kills the program."""
         plan = self._plan(code, language, timeout, stdin, args, env, files, cancel)
+        return await self._execute(plan, None, language, requirements)
+
+    def stream(
+        self,
+        code: str,
+        language: str = "python",
+        timeout: float | None = None,
+        *,
+        stdin: str | bytes | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        placed: Mapping[str, bytes] | None = None,
+        requirements: Sequence[str] | None = None,
+        handed: Handed | None = None,
+    ) -> Stream:
+        """`execute` giving its events as they come; leaving the stream kills the program.
+
+        `placed` are files by path in the sandbox; `handed` gets what the program leaves in its output directory.
+        """
+        from .streaming import Stream  # needs asyncio
+
+        plan = self._plan(code, language, timeout, stdin, args, env, files, None)
+        call = partial(self._execute, language=language, requirements=requirements, placed=placed or {}, handed=handed)
+        return Stream(plan, call)
+
+    async def _execute(
+        self,
+        plan: Plan,
+        stream: Stream | None,
+        language: str,
+        requirements: Sequence[str] | None,
+        placed: Mapping[str, bytes] = MappingProxyType({}),
+        handed: Handed | None = None,
+    ) -> ExecutionResult:
+        if stream is not None:
+            stream.started, cancelled = True, plan.cancelled
+            plan = plan._replace(cancelled=lambda: stream.left or stream.cancelled or cancelled())
         if (result := self._steps.screened(plan)) is not None:
             return self._recorded(result, plan, language)
+        visits = {"before": _placing(placed) if placed else None, "after": None if handed is None else _handing(handed)}
+        drive = partial(self._drive_async, requirements=requirements, watcher=stream, visits=visits)
         spare, started = self._spare, time.monotonic()
         try:
             if spare is not None:
                 spare.heed_outage()
-            return await self._drive_async(self._backend, plan, language, requirements)
+            return await drive(self._backend, plan, language)
         except UNAVAILABLE as error:
             if spare is None or self._closed:
                 raise
             took_s = 0.0 if requirements else time.monotonic() - started  # their installation is no sign
             backend = spare.backend or await spare.opened(error)
             stamp = spare.used(error, took_s)
-            return await self._drive_async(backend, spare.plan(plan), language, requirements, stamp)
+            return await drive(backend, spare.plan(plan), language, stamp=stamp)
 
     def check(self) -> Receipt:
         """Make sure that a sandbox can be had, and say what it would enforce."""
@@ -208,11 +255,22 @@ class OneShot:
         backend: Backend,
         plan: Plan,
         language: str,
+        *,
         requirements: Sequence[str] | None,
+        watcher: Watcher | None,
+        visits: Mapping[str, Visit | None],
         stamp: dict[str, str] | None = None,
     ) -> ExecutionResult:
         with self._losses_recorded(plan, language, stamp):
-            result = await (self._run_with(backend, plan, requirements) if requirements else run(backend, plan))
+            if visits["before"] is not None:
+                plan = plan._replace(spec=plan.spec._replace(keeps=True))
+            elif visits["after"] is not None:
+                hands_back = backend.hands_back
+                plan = plan._replace(spec=plan.spec._replace(hands_back=hands_back, keeps=not hands_back))
+            if requirements:
+                result = await self._run_with(backend, plan, requirements, watcher, visits)
+            else:
+                result = await run(backend, plan, watcher, **visits)
         return self._recorded(result, plan, language, stamp)
 
     def _recorded(
@@ -233,16 +291,42 @@ class OneShot:
             self._recorded(result, plan, language, stamp)
             raise
 
-    async def _run_with(self, backend: Backend, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
+    async def _run_with(
+        self,
+        backend: Backend,
+        plan: Plan,
+        requirements: Sequence[str],
+        watcher: Watcher | None = None,
+        visits: Mapping[str, Visit | None] = MappingProxyType({}),
+    ) -> ExecutionResult:
         import asyncio
 
-        from .packages import ensure  # needed by few calls
+        from .packages import ensure, wanted  # needed by few calls
 
+        if backend.installs:
+            plan = plan._replace(spec=plan.spec._replace(requirements=wanted(requirements, self.settings)))
+            return await run(backend, plan, watcher, **visits)
         layer = await asyncio.to_thread(ensure, requirements, self.settings)
-        plan = plan._replace(spec=plan.spec._replace(keeps=True, packages=layer.path))
-        result = await run(backend, plan)
+        plan = plan._replace(spec=plan.spec._replace(keeps=True, hands_back=False, packages=layer.path))
+        result = await run(backend, plan, watcher, **visits)
         result.meta["packages"] = list(layer.installed)
         return result
+
+
+def _placing(files: Mapping[str, bytes]) -> Visit:
+    async def place(sandbox: Sandbox) -> None:
+        for path, data in files.items():
+            await sandbox.write(checked(path, sandbox.places), data)
+
+    return place
+
+
+def _handing(handed: Handed) -> Visit:
+    async def hand_over(sandbox: Sandbox) -> None:
+        handed.clear()  # of a run whose sandbox was lost
+        await handed.take(sandbox, sorted(await sandbox.list(sandbox.places.output)))
+
+    return hand_over
 
 
 _shared: dict[Settings, list[Any]] = {}  # settings → [sandbox, borrowers]

@@ -29,6 +29,7 @@ from .errors import (
 )
 from .execution import new_execution_id, not_run, run_in
 from .fallback import UNAVAILABLE, Spare
+from .handed import Handed
 from .lifetime import Keeper, Lifetime, Turn, engine_failures
 from .notes import note
 from .outputs import Outputs
@@ -129,7 +130,7 @@ class Calls:
             return self.keeper.sandbox
         if self.requirements and self._layer is None:
             self._layer = await self._installed(self.requirements)
-        sandbox = await self._reached(lambda: self.keeper.start(self._spec(self._layer), given_up))
+        sandbox = await self._reached(lambda: self._start(given_up))
         try:
             with engine_failures():
                 await self.outputs.begin(sandbox)
@@ -137,6 +138,16 @@ class Calls:
             await self.keeper.discard()
             raise
         return sandbox
+
+    async def _start(self, given_up: Callable[[], bool]) -> Sandbox:
+        if self._layer is not None:
+            self._layer = await self._fitted(self._layer, self.requirements)
+        return await self.keeper.start(self._spec(self._layer), given_up)
+
+    async def _fitted(self, layer: Layer, requirements: Sequence[str]) -> Layer:
+        """Where the spare stands in now, it may be another that installs."""
+        fits = bool(layer.requirements) == self.keeper.backend.installs
+        return layer if fits else await self._installed(requirements)
 
     async def check(self) -> Receipt:
         receipt = await self._reached(lambda: self.keeper.backend.check())
@@ -170,8 +181,10 @@ class Calls:
         return plan if plan.runtime == name else self.planner.moved(plan, name)
 
     async def _installed(self, requirements: Sequence[str]) -> Layer:
-        from .packages import ensure  # needed by few
+        from .packages import Layer, ensure, wanted  # needed by few
 
+        if self.keeper.backend.installs:
+            return Layer("", (), wanted(requirements, self.settings))
         return await asyncio.to_thread(ensure, requirements, self.settings, self._progress())
 
     def _spec(self, layer: Layer | None) -> SandboxSpec:
@@ -179,7 +192,8 @@ class Calls:
         return self.planner.spec._replace(
             keeps=True,
             datasets=tuple((dataset.filename, dataset.path) for dataset in self.datasets),
-            packages=None if layer is None else layer.path,
+            packages=None if layer is None else layer.path or None,
+            requirements=() if layer is None else layer.requirements,
             progress=self._progress(),
         )
 
@@ -188,14 +202,20 @@ class Calls:
         return lambda text: _ignore(asyncio.run_coroutine_threadsafe(outputs.tell("send_progress", text), loop))
 
     async def execute(
-        self, plan: Plan, kind: str, trace: str | None, stream: Stream | None = None, requirements: Sequence[str] = ()
+        self,
+        plan: Plan,
+        stream: Stream | None,
+        kind: str,
+        trace: str | None,
+        requirements: Sequence[str] = (),
+        handed: Handed | None = None,
     ) -> ExecutionResult:
         async with self.turn():
             before, started = self._cancels, time.monotonic()
             if stream is not None:
                 stream.started = True
             self._budget.check()
-            plan = plan._replace(cancelled=lambda: self._cancels != before or (stream is not None and stream.left))
+            plan = plan._replace(cancelled=lambda: self._cancels != before or _is_over(stream))
             refusal: FumehoodError | None = None
             result = self.steps.screened(plan)
             if kind == "exec":
@@ -205,7 +225,10 @@ class Calls:
                     refusal, result = error, not_run(plan, "error", str(error), 126)
             if result is None:
                 try:
-                    result = await (self._run_aside(plan, requirements) if requirements else self._run(plan, stream))
+                    if requirements:
+                        result = await self._run_aside(plan, requirements, stream, handed)
+                    else:
+                        result = await self._run(plan, stream, handed)
                 except BackendError as error:
                     refusal, result = error, not_run(plan, "error", str(self._seen(error)), LOST_EXIT_CODE)
                     result.duration = time.monotonic() - started
@@ -220,7 +243,7 @@ class Calls:
                 raise refusal
             return result
 
-    async def _run(self, plan: Plan, stream: Stream | None) -> ExecutionResult:
+    async def _run(self, plan: Plan, stream: Stream | None, handed: Handed | None) -> ExecutionResult:
         try:
             sandbox = await self.sandbox(plan.cancelled)
         except (EngineFailed, BackendUnavailable) as error:
@@ -228,28 +251,35 @@ class Calls:
         plan = self._cut(self._live(plan))
         with engine_failures():
             result = await run_in(sandbox, plan, stream)
-            result.meta.update(await self.outputs.collect(sandbox))
+            result.meta.update(await self.outputs.collect(sandbox, handed))
         if result.meta["reason"] == "cancelled" and self.life.ended is not None:
             _reword(result, plan, CLOSED)
         return result
 
-    async def _run_aside(self, plan: Plan, requirements: Sequence[str]) -> ExecutionResult:
+    async def _run_aside(
+        self, plan: Plan, requirements: Sequence[str], stream: Stream | None, handed: Handed | None
+    ) -> ExecutionResult:
         """In a sandbox of its own: the session's was made without these packages, and gains none."""
-        layer = await self._installed(list(dict.fromkeys([*self.requirements, *requirements])))
+        named = list(dict.fromkeys([*self.requirements, *requirements]))
+        layer = await self._installed(named)
         outputs = self.outputs.beside()
         async with AsyncExitStack() as stack:
+
+            async def start() -> Sandbox:
+                spec = self._spec(await self._fitted(layer, named))
+                return await stack.enter_async_context(self.keeper.aside(spec, plan.cancelled))
+
             try:
                 try:
-                    sandbox = await self._reached(
-                        lambda: stack.enter_async_context(self.keeper.aside(self._spec(layer), plan.cancelled))
-                    )
+                    sandbox = await self._reached(start)
                 except (EngineFailed, BackendUnavailable) as error:
                     return self._skipped(plan, error)
                 live = self._cut(self._live(plan))
                 with engine_failures():
                     await outputs.begin(sandbox)
-                    result = await run_in(sandbox, live)
-                    result.meta.update(await outputs.collect(sandbox), packages=list(layer.installed))
+                    result = await run_in(sandbox, live, stream)
+                    result.meta.update(await outputs.collect(sandbox, handed))
+                    result.meta.setdefault("packages", list(layer.installed))
             except SandboxLost as error:
                 if self.life.ended is not None:
                     raise
@@ -373,6 +403,10 @@ def _reword(result: ExecutionResult, plan: Plan, instead: str | None) -> None:
         result.stderr = result.stderr.removesuffix(said) + (note(*what, None) if instead is None else instead)
     if "state" in meta:
         meta["state"] = "lost"
+
+
+def _is_over(stream: Stream | None) -> bool:
+    return stream is not None and (stream.left or stream.cancelled)
 
 
 def _ignore(_: object) -> None:

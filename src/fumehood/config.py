@@ -1,6 +1,6 @@
 """Settings, from wherever they are set; `config_table` says how each is parsed, what may narrow it, what it means.
 
-Only this module reads os.environ, and only in `load` and `users_own`.
+Only this module reads os.environ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import config_values as v
 from .config_files import read_env, read_yaml
 from .config_table import DEFAULTS as DEFAULTS
-from .config_table import EMPTY_MEANS_NONE, Field
+from .config_table import EMPTY_MEANS_NONE, UNSHOWN, Field
 from .config_table import FIELDS as FIELDS
 from .config_table import Settings as Settings
 from .errors import BadArgument, ConfigurationError
@@ -71,6 +71,27 @@ def with_overrides(loaded: Loaded, overrides: Mapping[str, object]) -> Loaded:
     """The same settings with some arguments on top."""
     values = {name: getattr(loaded.settings, name) for name in DEFAULTS}
     return _finish(values, dict(loaded.origins), overrides)
+
+
+def narrowed(settings: Settings, asked: Mapping[str, object]) -> tuple[Settings, list[str]]:
+    """The settings with what was asked for where that is stricter, and the names of those where it is not."""
+    values = {name: _parsed(_BY_NAME[name], value, f"argument {name}") for name, value in asked.items()}
+    below = settings._asdict()
+    fresh = {name: value for name, value in values.items() if value != below[name]}
+    cut = [name for name, value in fresh.items() if _BY_NAME[name].narrows(below[name], value, below) is not None]
+    return settings._replace(**{name: value for name, value in fresh.items() if name not in cut}), cut
+
+
+def server_token(environ: Mapping[str, str] | None = None) -> str | None:
+    """The server's token, FUMEHOOD_TOKEN: no setting, since `config show` would print it."""
+    return (os.environ if environ is None else environ).get("FUMEHOOD_TOKEN", "").strip() or None
+
+
+def telemetry_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether one of OpenTelemetry's own variables says where traces go."""
+    variables = os.environ if environ is None else environ
+    named = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER")
+    return variables.get("OTEL_SDK_DISABLED", "").lower() != "true" and any(variables.get(name) for name in named)
 
 
 def rows(loaded: Loaded) -> list[tuple[str, str, str, str, str]]:
@@ -169,7 +190,8 @@ def _parsed(field: Field, value: object, origin: str) -> Any:
     try:
         return field.parse(value)
     except ValueError as error:
-        what = f"{field.name} = {v.shown(value)} (from {origin})"
+        given = "" if field.name in UNSHOWN else f" = {v.shown(value)}"
+        what = f"{field.name}{given} (from {origin})"
         raise ConfigurationError(f"{what} is not valid: expected {error}.") from None
 
 

@@ -91,6 +91,10 @@ class Settings(NamedTuple):
     docker_network_enabled: bool = False
     docker_cpu_limit: float = 0.5
     docker_memory_limit: str = "256m"
+    remote_url: str | None = None
+    remote_token: v.Secret | None = None
+    remote_token_file: str | None = None
+    remote_cleartext: bool = False
 
     def limits(self) -> Limits:
         """What one execution may use."""
@@ -111,6 +115,7 @@ class Settings(NamedTuple):
         return limits._replace(memory_bytes=memory_bytes, disk_bytes=min(limits.disk_bytes, memory_bytes // 2))
 
 
+UNSHOWN = ("remote_url", "remote_token")  # not even where they are wrong: there may be a token in them
 EMPTY_MEANS_NONE = ("allowed_commands", "allowed_packages")
 DEFAULTS: dict[str, Any] = Settings._field_defaults
 
@@ -188,4 +193,8 @@ FIELDS: tuple[Field, ...] = (
     Field("docker_network_enabled", v.boolean, v.OFF, "Network in the docker backend."),
     Field("docker_cpu_limit", v.number(4096), v.LOWER, "CPUs of a container."),
     Field("docker_memory_limit", v.size, v.LOWER_SIZE, "Memory of a container: a number and b, k, m or g."),
+    Field("remote_url", v.optional(v.url), v.NEVER, "Where the server of the remote backend is: http(s)://host:port."),
+    Field("remote_token", v.optional(v.secret), v.NEVER, "Token for that server; never shown."),
+    Field("remote_token_file", v.optional(v.path), v.NEVER, "File that holds the token, instead."),
+    Field("remote_cleartext", v.boolean, v.NEVER, "Send token and code over http:// to other machines too."),
 )

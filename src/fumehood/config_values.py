@@ -64,6 +64,50 @@ def text(value: object) -> str:
     raise ValueError("text on one line")
 
 
+class Secret:
+    """Text that no message, record or `repr` shows."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "(set, not shown)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def secret(value: object) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if isinstance(value, str) and 0 < len(word := value.strip()) <= 4096 and all("!" <= ch <= "~" for ch in word):
+        return Secret(word)
+    raise ValueError("one word of printable ASCII")
+
+
+def url(value: object) -> str:
+    """Of a server: what it may not have is what could be a secret."""
+    if isinstance(value, str) and (given := value.strip()).isprintable():
+        from urllib.parse import urlsplit  # for those who set one
+
+        try:
+            parts = urlsplit(given)
+            is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number
+            is_one = False
+        if is_one and "@" not in parts.netloc and not set("?# ") & set(given):
+            return given.rstrip("/")
+    raise ValueError("http(s)://host:port, without a user, a query or a #token, which has a setting of its own")
+
+
 def path(value: object) -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

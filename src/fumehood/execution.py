@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .backends.base import Backend, DirectBackend, Event, Process, Sandbox
+from .backends.base import Backend, DirectBackend, Event, Process, Ran, Sandbox
 from .errors import BackendUnavailable, IsolationUnavailable, SandboxLost
 from .planning import Plan
 from .types import LEVELS, TIMEOUT_EXIT_CODE, ExecutionResult, Exited, Output, Reason, Receipt
@@ -34,10 +34,23 @@ _ATTEMPTS = 3
 class Watcher(Protocol):
     """Sees the events of an execution as they come."""
 
+    def begin(self, receipt: Receipt) -> None:
+        """The program has been started."""
+
     def full(self) -> bool:
         """Whether to read no further for now: whoever looks at the events has fallen behind."""
 
     def see(self, event: Event) -> None: ...
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether anything was shown: what has been seen once is not run again."""
+
+
+class Visit(Protocol):
+    """Something to do in the sandbox before or after the program runs."""
+
+    async def __call__(self, sandbox: Sandbox) -> None: ...
 
 
 class _Killable(Protocol):
@@ -75,7 +88,14 @@ def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
     raise AssertionError("unreachable")
 
 
-async def run(backend: Backend, plan: Plan) -> ExecutionResult:
+async def run(
+    backend: Backend,
+    plan: Plan,
+    watcher: Watcher | None = None,
+    *,
+    before: Visit | None = None,
+    after: Visit | None = None,
+) -> ExecutionResult:
     """Run one execution in a sandbox of its own."""
     started = time.monotonic()
     lost: SandboxLost | None = None
@@ -84,9 +104,14 @@ async def run(backend: Backend, plan: Plan) -> ExecutionResult:
             sandbox = await backend.create(plan.spec)
         try:
             with _after(lost):  # some backends learn only here that they cannot be had
-                return await run_in(sandbox, plan, started=started)
+                if before is not None:
+                    await before(sandbox)
+                result = await run_in(sandbox, plan, watcher, started=started)
+            if after is not None:
+                await after(sandbox)
+            return result
         except SandboxLost as error:
-            if not _may_run_again(plan, attempt):
+            if not _may_run_again(plan, attempt) or (watcher is not None and watcher.has_seen):
                 raise
             lost = error
         finally:
@@ -103,6 +128,8 @@ async def run_in(
     event: Event | None = None
     try:
         hold_to(plan.require, process.receipt)
+        if watcher is not None:
+            watcher.begin(process.receipt)
         following = _follow(plan, process, started)
         deadline = time.monotonic() + plan.timeout_s
         while True:
@@ -215,16 +242,30 @@ def _follow(plan: Plan, process: _Killable, started: float) -> _Following:
             break
         elif bundles is not None:
             bundles.add(event.data)
+    ran: Ran | None = getattr(process, "ran", None)
+    if ran is not None:
+        plan = _as_it_ran(plan, ran)
     result = _result(plan, process.receipt, stdout, stderr, cause, exited, started, bundles, killed)
+    if ran is not None:
+        result.meta.update(ran.meta)
     if bundles is not None and getattr(process, "began_anew", False):
         _say_begun_anew(result)
     return result
 
 
+def _as_it_ran(plan: Plan, ran: Ran) -> Plan:
+    """What a result says of limits is what held."""
+    return plan._replace(
+        spec=plan.spec._replace(limits=ran.limits),
+        resource_limits=ran.limits._asdict(),
+        timeout_s=plan.timeout_s if ran.timeout_s is None else ran.timeout_s,
+    )
+
+
 def _say_begun_anew(result: ExecutionResult) -> None:
     from .notes import BEGUN_ANEW  # rare
 
-    result.meta["state"] = "lost"
+    result.meta["state"], result.meta["began_anew"] = "lost", True
     result.stderr = f"{BEGUN_ANEW}{result.stderr}"
 
 
@@ -283,7 +324,7 @@ def _result(
 
 def _meta(reason: Reason, plan: Plan, isolation: dict[str, Any]) -> dict[str, Any]:
     return {
-        "execution_id": new_execution_id(),
+        "execution_id": plan.execution_id or new_execution_id(),
         "runtime": plan.runtime,
         "reason": reason,
         "truncated": False,
@@ -353,7 +394,7 @@ def shorten(text: str, cap: int) -> str:
 def _cut(head: bytes, tail: bytes) -> tuple[bytes, bytes]:
     """Move the cut to line ends where one is near, and never leave half a character."""
     line_end = head.rfind(b"\n", max(0, len(head) - len(head) // 4))
-    head = head[: line_end + 1] if line_end >= 0 else _whole_characters(head)
+    head = head[: line_end + 1] if line_end >= 0 else whole_characters(head)
     line_start = tail.find(b"\n", 0, len(tail) // 4)
     if line_start >= 0:
         return head, tail[line_start:]
@@ -363,7 +404,7 @@ def _cut(head: bytes, tail: bytes) -> tuple[bytes, bytes]:
     return head, tail[skip:]
 
 
-def _whole_characters(data: bytes) -> bytes:
+def whole_characters(data: bytes) -> bytes:
     """Without the beginning of a character whose rest was cut off."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]

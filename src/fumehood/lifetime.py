@@ -71,6 +71,13 @@ class Lifetime:
         """Seconds until the absolute end."""
         return self._settings.session_max_sec if self._ends_at is None else max(0.0, self._ends_at - time.monotonic())
 
+    def ends_in_s(self) -> float:
+        """Seconds until the end if no further call comes."""
+        if self.ended is not None:
+            return 0.0
+        idle_s = 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
+        return max(0.0, min(self.left_s(), self._settings.session_idle_sec - idle_s))
+
     def end(self) -> None:
         self.ended = self.ended or _CLOSED
         self.stop_timers()

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from .backends.base import Places, Sandbox
 from .copies import Copies
 from .errors import FileError
+from .handed import Handed
+from .paths import shown
 from .types import FileStat
 
 MAX_COPIED = 20  # files per call
@@ -87,13 +89,16 @@ class Outputs:
             if stat.path == path:
                 self._before[path] = stat
 
-    async def collect(self, sandbox: Sandbox) -> dict[str, Any]:
-        """What to add to the result's meta after a call."""
+    async def collect(self, sandbox: Sandbox, handed: Handed | None = None) -> dict[str, Any]:
+        """What to add to the result's meta after a call. Files go to `handed` if there is one, and are not copied."""
         after = await listing(sandbox)
         difference = compare(self._before, after)
         self._before = after
         root = sandbox.places.output
         meta, present = _described(difference, after, root)
+        if handed is not None:
+            await self._hand_over(sandbox, handed, {*difference.created, *difference.changed}, present)
+            return meta
         copied, warnings = await self._copy(sandbox, present, root)
         if copied:
             meta["copied_files"] = copied
@@ -105,6 +110,12 @@ class Outputs:
         """The same for a call that ran nothing."""
         self.copied_bytes = 0
         return _described(Difference([], [], []), self._before, places.output)[0]
+
+    async def _hand_over(self, sandbox: Sandbox, handed: Handed, fresh: set[str], present: Iterable[FileStat]) -> None:
+        await handed.take(sandbox, (stat for stat in present if stat.path in fresh))
+        self.copied_bytes = handed.size
+        for file in handed.files:
+            await self._show(file.path)
 
     async def _copy(self, sandbox: Sandbox, present: Iterable[FileStat], root: str) -> tuple[list[str], list[str]]:
         copied: list[str] = []
@@ -152,7 +163,7 @@ class Outputs:
     async def _copy_one(self, sandbox: Sandbox, stat: FileStat, root: str) -> str:
         relative = stat.path.removeprefix(f"{root}/")
         if stat.size > PROGRESS_BYTES:
-            await self.tell("send_progress", f"copying {_shown(relative)} ({stat.size // 1_048_576} MB)")
+            await self.tell("send_progress", f"copying {shown(relative)} ({stat.size // 1_048_576} MB)")
         data = await sandbox.read(stat.path, MAX_FILE_BYTES)
         local = await asyncio.to_thread(self._copies.save, relative, data)
         self.copied_bytes += len(data)
@@ -186,7 +197,7 @@ def _described(difference: Difference, after: Listing, root: str) -> tuple[dict[
     files, cut = _named(difference)
     meta: dict[str, Any] = {
         "files": files,
-        "output_files": [_shown(stat.path.removeprefix(f"{root}/")) for stat in present[:MAX_LISTED]],
+        "output_files": [shown(stat.path.removeprefix(f"{root}/")) for stat in present[:MAX_LISTED]],
         "total_output_files": len(present),
     }
     if cut:
@@ -195,18 +206,13 @@ def _described(difference: Difference, after: Listing, root: str) -> tuple[dict[
 
 
 def _named(difference: Difference) -> tuple[dict[str, list[str]], bool]:
-    files = {name: [_shown(path) for path in paths[:MAX_NAMED]] for name, paths in difference._asdict().items()}
+    files = {name: [shown(path) for path in paths[:MAX_NAMED]] for name, paths in difference._asdict().items()}
     return files, any(len(paths) > MAX_NAMED for paths in difference)
 
 
 def _not_copied(path: str, why: str) -> str:
-    return f"{_shown(path)} was not copied: {why.replace(path, 'it')}"
+    return f"{shown(path)} was not copied: {why.replace(path, 'it')}"
 
 
 def _why(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def _shown(path: str) -> str:
-    """A name that the program chose, fit for a line of text."""
-    return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in path)

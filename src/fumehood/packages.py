@@ -36,6 +36,13 @@ class Layer(NamedTuple):
 
     path: str
     installed: tuple[str, ...]
+    requirements: tuple[str, ...] = ()  # that the backend is to install instead
+
+
+def wanted(requirements: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    """Requirements for a backend that installs them where it runs, if they may be named here."""
+    check_allowed(parse(requirements), settings.allowed_packages)
+    return tuple(requirements)
 
 
 def ensure(requirements: Sequence[str], settings: Settings, progress: Callable[[str], None] | None = None) -> Layer:

@@ -53,6 +53,11 @@ def printable(name: str) -> bool:
     )
 
 
+def shown(name: str) -> str:
+    """A name that a program chose, fit for a line of text."""
+    return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in name)
+
+
 def _prefixes(places: Places) -> tuple[tuple[str, str], ...]:
     # The real ones first: they may lie beneath /tmp themselves.
     return (

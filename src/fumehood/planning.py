@@ -33,6 +33,7 @@ class Plan(NamedTuple):
     require: Level | None = None
     cancelled: Callable[[], bool] = never
     cut_by: str | None = None  # the setting that left this execution less time than was asked for
+    execution_id: str | None = None  # where it must be known before the result
 
 
 class Planner:

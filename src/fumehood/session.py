@@ -13,9 +13,10 @@ from . import arguments, config, edits, paths
 from . import datasets as sets
 from .backends.base import Backend, Places, Sandbox
 from .calls import Calls
-from .config import Settings
+from .config import Loaded, Settings
 from .errors import BadArgument, FileError
 from .fallback import open_chosen
+from .handed import Handed
 from .outputs import listing
 from .planning import Plan
 from .requirements import parse
@@ -43,12 +44,25 @@ class AsyncSession:
     ) -> None:
         given = type if isinstance(type, Backend) else None
         name = None if given is not None else type
-        loaded, self.origins = config.load({"type": name, "require": require, **settings})
+        loaded = config.load({"type": name, "require": require, **settings})
+        self._open(loaded, given, datasets, session_id, requirements, io_handler, run_id)
+
+    def _open(
+        self,
+        loaded: Loaded,
+        given: Backend | None,
+        datasets: Mapping[str, str | os.PathLike[str]] | None,
+        session_id: str | None,
+        requirements: Sequence[str] | None,
+        io_handler: object,
+        run_id: str | None,
+    ) -> None:
+        settings, self.origins = loaded
         self.session_id = _id("session_id", session_id)
         run_id, sources, wanted = _id("run_id", run_id), sets.resolved(datasets), _requirements(requirements)
-        backend, spare = open_chosen(loaded) if given is None else (given, None)
+        backend, spare = open_chosen(settings) if given is None else (given, None)
         self._calls = Calls(
-            loaded,
+            settings,
             backend,
             spare,
             owns_backend=given is None,
@@ -100,6 +114,11 @@ class AsyncSession:
         return self._calls.outputs.directory
 
     @property
+    def ends_in_s(self) -> float:
+        """Seconds until it ends if no further call comes."""
+        return self._calls.life.ends_in_s()
+
+    @property
     def ended(self) -> bool:
         """Whether no further call is taken."""
         return self._calls.life.ended is not None
@@ -114,7 +133,7 @@ class AsyncSession:
     ) -> ExecutionResult:
         """Run Python in the session's interpreter, which remembers; with other requirements in one of its own."""
         plan, trace = self._python(code, timeout), _trace(reasoning_trace)
-        return await self._calls.execute(plan, "run", trace, requirements=self._others(requirements))
+        return await self._calls.execute(plan, None, "run", trace, requirements=self._others(requirements))
 
     async def exec(
         self,
@@ -127,17 +146,35 @@ class AsyncSession:
     ) -> ExecutionResult:
         """Run a command in the session's files, beside the interpreter."""
         plan = self._calls.planner.command(self.backend_name, command, timeout, stdin=stdin, env=env)
-        return await self._calls.execute(plan, "exec", _trace(reasoning_trace))
+        return await self._calls.execute(plan, None, "exec", _trace(reasoning_trace))
 
     def stream(
-        self, program: str | Sequence[str], timeout: float | None = None, *, reasoning_trace: str | None = None
+        self,
+        program: str | Sequence[str],
+        timeout: float | None = None,
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        reasoning_trace: str | None = None,
+        requirements: Sequence[str] | None = None,
+        handed: Handed | None = None,
     ) -> Stream:
-        """`run` of program text, or `exec` of a list, giving its events as they come."""
+        """`run` of program text, or `exec` of a list, giving its events as they come; its output files go to `handed`.
+
+        `stdin` and `env` are for a command, `requirements` for program text.
+        """
         if isinstance(program, str):
-            plan, kind = self._python(program, timeout), "run"
+            if stdin is not None or env is not None:
+                raise BadArgument("stdin and env are for a command: write what program text is to read into a file")
+            plan, kind, others = self._python(program, timeout), "run", self._others(requirements)
         else:
-            plan, kind = self._calls.planner.command(self.backend_name, program, timeout), "exec"
-        return Stream(partial(self._calls.execute, plan, kind, _trace(reasoning_trace)))
+            if requirements:
+                raise BadArgument("requirements are for program text: open the session with what its commands need")
+            planner = self._calls.planner
+            plan, kind, others = planner.command(self.backend_name, program, timeout, stdin=stdin, env=env), "exec", ()
+        trace = _trace(reasoning_trace)
+        call = partial(self._calls.execute, kind=kind, trace=trace, requirements=others, handed=handed)
+        return Stream(plan, call)
 
     async def write(self, path: str, content: str | bytes, *, reasoning_trace: str | None = None) -> int:
         """Make or replace a file; the number of bytes written."""
@@ -222,6 +259,20 @@ class AsyncSession:
 
     def _python(self, code: object, timeout: float | None) -> Plan:
         return self._calls.planner.program(self.backend_name, code, "python", timeout, keeps_state=True)
+
+
+def with_settings(
+    settings: Settings,
+    *,
+    session_id: str | None = None,
+    requirements: Sequence[str] | None = None,
+    io_handler: object = None,
+    run_id: str | None = None,
+) -> AsyncSession:
+    """A session whose settings are decided already: nothing is read from the environment."""
+    session = AsyncSession.__new__(AsyncSession)
+    session._open(Loaded(settings, {}), None, None, session_id, requirements, io_handler, run_id)
+    return session
 
 
 async def _check_directory(sandbox: Sandbox, where: str) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from .backends.base import Event
 from .bundles import Bundles
 from .errors import SessionError
-from .types import Display, ExecutionResult, Exited, Output
+from .execution import new_execution_id
+from .planning import Plan
+from .types import Display, ExecutionResult, Exited, Output, Receipt
 
 BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the caller; past it the program has to wait
 
@@ -18,12 +21,17 @@ BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the caller; past it the program has
 class Stream:
     """Gives Output, Display and one Exited; then `result` is there. An async context manager and iterator."""
 
-    def __init__(self, drive: Callable[[Stream], Coroutine[Any, Any, ExecutionResult]]) -> None:
+    def __init__(self, plan: Plan, drive: Callable[[Plan, Stream], Coroutine[Any, Any, ExecutionResult]]) -> None:
+        self.execution_id = new_execution_id()
         self.left = False
+        self.cancelled = False  # by one who waits for the result
         self.started = False
-        self._drive = drive
+        self.has_seen = False
+        self.receipt: Receipt | None = None  # of what was started
+        self._drive = partial(drive, plan._replace(execution_id=self.execution_id))
         self._events: deque[tuple[Event, int]] = deque()
         self._more = asyncio.Event()
+        self._begun = asyncio.Event()
         self._backlog = 0
         self._bundles = Bundles()
         self._task: asyncio.Task[ExecutionResult] | None = None
@@ -40,7 +48,7 @@ class Stream:
     async def __aenter__(self) -> Stream:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._drive(self))
-            self._task.add_done_callback(lambda _: self._more.set())
+            self._task.add_done_callback(lambda _: self._end())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -87,10 +95,29 @@ class Stream:
         self._result = self._task.result()
         return _ending(self._result)
 
+    def cancel(self) -> None:
+        """End it; the rest of its events and its result follow."""
+        self.cancelled = True
+
+    async def begun(self) -> None:
+        """Until the program runs; raises what kept it from that."""
+        await self._begun.wait()
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    def begin(self, receipt: Receipt) -> None:
+        self.receipt = receipt
+        self._begun.set()
+
+    def _end(self) -> None:
+        self._begun.set()
+        self._more.set()
+
     def full(self) -> bool:
         return self._backlog > BACKLOG_BYTES and not self.left
 
     def see(self, event: Event) -> None:
+        self.has_seen = True
         if self.left:
             return
         size = 0

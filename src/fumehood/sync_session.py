@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from .backends.base import Backend, Event, Places
 from .config import Settings
+from .handed import Handed
 from .session import READ_BYTES, AsyncSession
 from .streaming import Stream
 from .sync import portal
@@ -92,6 +93,11 @@ class Session:
         return self._session.output_dir
 
     @property
+    def ends_in_s(self) -> float:
+        """Seconds until it ends if no further call comes."""
+        return self._session.ends_in_s
+
+    @property
     def ended(self) -> bool:
         """Whether no further call is taken."""
         return self._session.ended
@@ -124,10 +130,31 @@ class Session:
         )
 
     def stream(
-        self, program: str | Sequence[str], timeout: float | None = None, *, reasoning_trace: str | None = None
+        self,
+        program: str | Sequence[str],
+        timeout: float | None = None,
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        reasoning_trace: str | None = None,
+        requirements: Sequence[str] | None = None,
+        handed: Handed | None = None,
     ) -> SyncStream:
-        """`run` of program text, or `exec` of a list, giving its events as they come."""
-        return SyncStream(self._session.stream(program, timeout, reasoning_trace=reasoning_trace))
+        """`run` of program text, or `exec` of a list, giving its events as they come; its output files go to `handed`.
+
+        `stdin` and `env` are for a command, `requirements` for program text.
+        """
+        return SyncStream(
+            self._session.stream(
+                program,
+                timeout,
+                stdin=stdin,
+                env=env,
+                reasoning_trace=reasoning_trace,
+                requirements=requirements,
+                handed=handed,
+            )
+        )
 
     def write(self, path: str, content: str | bytes, *, reasoning_trace: str | None = None) -> int:
         """Make or replace a file; the number of bytes written."""

@@ -30,6 +30,7 @@ ENGINES_NETWORK = "a container's network is the engine's: this machine's loopbac
 TWO_DISKS = "in a container /workspace and /tmp are bounded each for itself"
 ENDS_WITH_LOOP = "a container ends with the event loop that its streams belong to"
 NO_OWN_DISK = "this level has no file system of its own: the private directory is on the host's disk"
+OUTLIVES = "a session on a server outlives a client that was killed, until it has been idle for long enough"
 GAPS: dict[str, dict[str, str]] = {
     "fake": {
         "test_programs": RUNS_NOTHING,
@@ -64,6 +65,9 @@ GAPS: dict[str, dict[str, str]] = {
         "test_a_disk_filled_by_the_program_is_told_to_both": TWO_DISKS,
         "test_no_more_files_than_inodes": TWO_DISKS,
     },
+    "remote": {
+        "test_the_death_of_the_process_ends_everything": OUTLIVES,
+    },
     "docker-async": {
         "test_the_end_of_the_process_ends_everything": ENDS_WITH_LOOP,
         "test_the_death_of_the_process_ends_everything": ENDS_WITH_LOOP,
@@ -84,6 +88,8 @@ class Target:
     def settings(self) -> dict[str, Any]:
         if self.level == "fake":
             return {"type": "fake"}
+        if self.level == "remote":
+            return {"type": "remote"}
         if self.level == "docker":
             return {"type": "docker", "docker_memory_limit": "1g", "warm_cells": 2 * self.warm}
         return {"type": "local", "isolation": self.level, "warm_cells": 2 * self.warm}
@@ -92,7 +98,7 @@ class Target:
 TARGETS = [
     Target(level, driver) for level in ("sealed", "confined", "process", "fake") for driver in ("direct", "async")
 ]
-TARGETS += [Target("docker", driver) for driver in ("direct", "async")]
+TARGETS += [Target(level, driver) for level in ("docker", "remote") for driver in ("direct", "async")]
 SESSION_TARGETS = tuple(TARGETS)
 TARGETS.insert(2, Target("sealed", "direct", warm=True))
 TARGETS.append(Target("docker", "direct", warm=True))
@@ -215,13 +221,37 @@ def target(request: pytest.FixtureRequest) -> Target:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A server's address and a token for it. It allows all that the tests ask for."""
+    pytest.importorskip("starlette", reason="needs the extra `server`")
+    from running import TOKENS, Running
+
+    if (reason := why_not("sealed")) is not None:
+        pytest.skip(reason)
+    allowed = {"NETWORK": "true", "SUPPORTED_LANGUAGES": "python,javascript,bash", "ALLOWED_COMMANDS": "*"}
+    settings = {**allowed, "ISOLATION": "sealed", "MEMORY_MB": "4096", "STORE_CODE": "never"}
+    env = {f"SANDBOX_{name}": value for name, value in settings.items()}
+    server = Running(tmp_path_factory.mktemp("remote"), env=env)
+    yield server.url, TOKENS["alice"]
+    assert server.stop() == 0
+
+
+@pytest.fixture
+def remote(remote_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in the environment, where a user would say it."""
+    url, token = remote_server
+    monkeypatch.setenv("SANDBOX_REMOTE_URL", url)
+    monkeypatch.setenv("SANDBOX_REMOTE_TOKEN", token)
+
+
 @pytest.fixture(autouse=True)
 def engine(request: pytest.FixtureRequest) -> None:
-    """For targets that need Docker: the tests' own engine."""
+    """For targets that need Docker, the tests' own engine; for those that need a server, a real one."""
     callspec = getattr(request.node, "callspec", None)
     target = callspec.params.get("target") if callspec else None
-    if isinstance(target, Target) and target.level == "docker":
-        request.getfixturevalue("docker")
+    if isinstance(target, Target) and target.level in ("docker", "remote"):
+        request.getfixturevalue(target.level)
 
 
 @pytest.fixture

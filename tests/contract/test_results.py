@@ -27,7 +27,8 @@ def test_a_result_has_every_documented_part(box):
 
 def test_the_receipt_names_the_level_and_every_axis(box):
     isolation = box.run("").meta["isolation"]
-    assert isolation["level"] == {"fake": "process", "docker": "sealed"}.get(box.target.level, box.target.level)
+    others = {"fake": "process", "docker": "sealed", "remote": "sealed"}
+    assert isolation["level"] == others.get(box.target.level, box.target.level)
     assert set(isolation) == {"level", *AXES}
     for axis in AXES:
         assert isolation[axis]["level"] in ("none", *LEVELS)
@@ -85,7 +86,7 @@ def test_an_unknown_setting_is_refused_by_name(box):
 
 
 def test_a_level_that_is_required_and_not_given_is_refused(box):
-    if box.target.level in ("sealed", "docker"):
+    if box.target.level in ("sealed", "docker", "remote"):
         assert box(require="sealed").run("").exit_code == 0
     else:
         with pytest.raises(IsolationUnavailable):

@@ -99,7 +99,7 @@ def settle(sandbox: Any) -> None:
         return
     assert sandbox.execute("print('before')", timeout=30).stdout == "before\n"
     pools = sandbox._backend._engine._roots[False]._pools
-    assert wait_until(lambda: len(pools[sandbox._planner.spec.limits]) >= min(2, warm_cells), 20)
+    assert wait_until(lambda: len(pools[sandbox._planner.spec.limits, False]) >= min(2, warm_cells), 20)
 
 
 @contextmanager

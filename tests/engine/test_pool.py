@@ -72,7 +72,7 @@ def zygote_of(sandbox: Any) -> int:
 
 
 def waiting(sandbox: Any) -> int:
-    pool = engine_of(sandbox)._roots[False]._pools.get(sandbox._planner.spec.limits)
+    pool = engine_of(sandbox)._roots[False]._pools.get((sandbox._planner.spec.limits, False))
     return 0 if pool is None else len(pool)
 
 

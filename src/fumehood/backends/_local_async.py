@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.cell import Cell
 from ..types import Command, Exited, FileStat
-from .base import Event, Places, Process, Sandbox, SandboxSpec
+from .base import Event, Places, Process, Sandbox, SandboxSpec, keeps_nothing
 
 if TYPE_CHECKING:
     from ..engine.interpreter import Interpreter
@@ -51,15 +51,38 @@ class LocalSandbox(Sandbox):
         self._start = start
         self._spec = spec
         self._process: _LocalProcess | None = None
+        self._shown: Cell | None = None
 
     async def start(self, command: Command) -> Process:
         cell = await _owned(functools.partial(self._start, self._spec, command), Cell.close)
+        if self._spec.hands_back:
+            self._shown = cell
+            if cell.directory is not None:
+                self.places = _places(cell.directory)
+            return _ShownProcess(cell)
         self._process = _LocalProcess(cell)
         return self._process
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        if self._shown is None or (files := self._shown.files()) is None:
+            raise keeps_nothing(path)
+        return await asyncio.to_thread(files.read, path, max_bytes)
+
+    async def list(self, directory: str) -> list[FileStat]:
+        if self._shown is None:
+            raise keeps_nothing(directory)
+        files = self._shown.files()
+        return [] if files is None else await asyncio.to_thread(files.beneath, directory)
 
     async def close(self) -> None:
         if self._process is not None:
             await self._process.close()
+        if self._shown is not None:
+            await asyncio.to_thread(self._shown.close)
+
+
+def _places(directory: str) -> Places:
+    return Places(f"{directory}/workspace", f"{directory}/tmp")
 
 
 async def keep(open_volume: Callable[[], Volume]) -> KeptSandbox:
@@ -73,7 +96,7 @@ class KeptSandbox(Sandbox):
         self._volume = volume
         self._has_many = False
         directory = volume.directory
-        self.places = Places() if directory is None else Places(f"{directory}/workspace", f"{directory}/tmp")
+        self.places = Places() if directory is None else _places(directory)
 
     async def start(self, command: Command) -> Process:
         if not command.keeps_state:
@@ -131,6 +154,14 @@ class _LocalProcess(Process):
 
     async def close(self) -> None:
         await asyncio.to_thread(self._cell.close)
+
+
+class _ShownProcess(_LocalProcess):
+    """Its cell is the sandbox's to close, when what it left has been read."""
+
+    async def close(self) -> None:
+        if not self._cell.has_ended:
+            await asyncio.to_thread(self._cell.end)
 
 
 class _Run(_LocalProcess):

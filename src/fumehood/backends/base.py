@@ -14,8 +14,9 @@ A backend that can be driven without an event loop also has `start_direct`; its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import BackendUnavailable
 from ..types import Command, Display, Exited, FileStat, Limits, Output, Receipt
@@ -29,8 +30,10 @@ class SandboxSpec(NamedTuple):
     limits: Limits = Limits()
     network: bool = False
     keeps: bool = False  # files and state, until it is closed
+    hands_back: bool = False  # keeps nothing, but what its one program left can be listed and read
     datasets: tuple[tuple[str, str], ...] = ()  # (file name in the data directory, path on this machine)
     packages: str | None = None  # a directory on this machine that the program's Python finds first
+    requirements: tuple[str, ...] = ()  # of a backend that `installs`: what it is to find instead
     progress: Callable[[str], None] | None = None  # told about copies that take their time
 
 
@@ -53,9 +56,18 @@ class Places(NamedTuple):
         return self.workspace, self.tmp, self.data, self.output
 
 
+class Ran(NamedTuple):
+    """What became of an order where others had a say in it."""
+
+    limits: Limits
+    timeout_s: float | None = None  # where it was not the caller's that struck
+    meta: Mapping[str, Any] = MappingProxyType({})
+
+
 class Process(ABC):
     receipt: Receipt  # valid from the moment `start` returned
     began_anew: bool = False  # a run whose interpreter took the place of one that died between runs
+    ran: Ran | None = None  # known with `Exited`; None where it ran as it was ordered
 
     @abstractmethod
     async def read(self, timeout_s: float | None = None) -> Event | None: ...
@@ -104,6 +116,8 @@ class Sandbox(ABC):
 
 class Backend(ABC):
     name: str
+    installs: bool = False  # whether it has requirements installed where it runs; else they are installed here
+    hands_back: bool = False  # whether it knows such a spec; else a sandbox that keeps does the same, and costs more
 
     @abstractmethod
     async def check(self) -> Receipt:

@@ -24,6 +24,7 @@ _PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 
 class LocalBackend(Backend):
     name = "local"
+    hands_back = True
 
     def __init__(self, settings: Settings):
         if not sys.platform.startswith("linux"):
@@ -42,7 +43,8 @@ class LocalBackend(Backend):
         warm_cells = self._settings.warm_cells
         if warm_cells and spec not in self._leased:
             self._lease(engine, spec)
-        return engine.start(command, spec.limits, network=spec.network, warm_cells=warm_cells)
+        shows = spec.hands_back
+        return engine.start(command, spec.limits, network=spec.network, warm_cells=warm_cells, shows=shows)
 
     async def check(self) -> Receipt:
         settings = self._settings
@@ -80,14 +82,14 @@ class LocalBackend(Backend):
             self._closed = True
             leased, self._leased = self._leased, set()
         for spec in leased:
-            self._loaded().lease(spec.limits, network=spec.network, step=-1)
+            self._loaded().lease(spec.limits, network=spec.network, step=-1, shows=spec.hands_back)
 
     def _lease(self, engine: Engine, spec: SandboxSpec) -> None:
         with self._lock:
             if self._closed or spec in self._leased:
                 return
             self._leased.add(spec)
-        engine.lease(spec.limits, network=spec.network, step=1)
+        engine.lease(spec.limits, network=spec.network, step=1, shows=spec.hands_back)
 
     def _loaded(self) -> Engine:
         if self._engine is None:

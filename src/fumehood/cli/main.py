@@ -24,6 +24,7 @@ COMMANDS = {
     "verify": "history",
     "replay": "replay",
     "shell": "shell",
+    "serve": "serve",
     "config": "settings",
     "image": "image",
     "bench": "bench",

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed, SandboxLost
@@ -20,6 +20,9 @@ from ..types import Display, Exited, Output, Reason, Receipt
 from . import frames, usage
 from .cgroups import Group
 from .flags import KILL_TREE
+
+if TYPE_CHECKING:
+    from .files import Files
 
 _CHUNK = PIPE_BYTES = 65536
 _WANTED_PIPE_BYTES = 1 << 20
@@ -67,6 +70,9 @@ class Cell:
         self._look_at = 0.0
         self._failure: frames.Failure | None = None
         self.is_ready = False
+        self.shows = False
+        self._top = -1
+        self._files: Files | None = None
         self._is_lost = False
         self._when_closed: list[Callable[[], None]] = []
         _open.add(self)
@@ -102,6 +108,10 @@ class Cell:
         self._group = group
         self.receipt = receipt
         self._is_orphan = is_orphan
+
+    def show(self, prefixes: dict[str, str], owner: int | None, top: int = -1) -> None:
+        """Its program's files are to be read. `top`: where they are, unless the cell itself will say so."""
+        self.shows, self._top, self._lead = True, top, (prefixes, owner)
 
     def when_closed(self, call: Callable[[], None]) -> None:
         self._when_closed.append(call)
@@ -164,14 +174,34 @@ class Cell:
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(wait_s * 1000))
 
+    def files(self) -> Files | None:
+        """Those of a program that has ended, for as long as this is not closed; None if it was never begun."""
+        if self._files is None and self._top >= 0:
+            from .files import Files  # few cells show theirs
+
+            prefixes, owner = self._lead
+            self._files, self._top = Files(self._top, prefixes, owner=owner), -1
+        return self._files
+
+    @property
+    def has_ended(self) -> bool:
+        """To its last process."""
+        return self._pidfd < 0 or (self._ended and not self._outlives)
+
+    def end(self) -> None:
+        """All of it, and wait for that. What was written is there to be read."""
+        if not self.has_ended:
+            self.kill()
+            self.is_gone(_GONE_S)
+
     def close(self) -> None:
         if self._control.fileno() < 0:
             return
         _open.discard(self)
-        if self._pidfd >= 0 and (self._outlives or not self._ended):
-            self.kill()
-            self.is_gone(_GONE_S)
+        self.end()
         self._let_go()
+        if self.shows and self._sealed and self._group is not None:
+            self._group.release()  # at the other levels it is cleared
         for call in self._when_closed:
             call()
 
@@ -191,6 +221,8 @@ class Cell:
         _close_all(self._outputs)
         self._close_stdin()
         self._control.close()
+        if (files := self.files()) is not None:
+            files.close()
         if self._epoll is not None:
             self._epoll.close()
         if self._pidfd >= 0:
@@ -231,7 +263,12 @@ class Cell:
 
     def _receive(self) -> bool:
         """One frame. False when nobody holds the other end any more."""
-        frame = self._control.recv(frames.MAX_FRAME)
+        if self.shows and self._top < 0 and self._files is None:
+            frame, fds, _, _ = socket.recv_fds(self._control, frames.MAX_FRAME, 1)
+            if fds:
+                self._top = fds[0]
+        else:
+            frame = self._control.recv(frames.MAX_FRAME)
         kind = frame[:1]
         if not kind:
             return False
@@ -241,7 +278,7 @@ class Cell:
             self._failure = frames.parse_failure(frame)
         elif kind == frames.EXITED:
             self._exited(frames.parse_exit(frame))
-        else:
+        elif kind != frames.FILES:
             self._told(frame)
         return True
 

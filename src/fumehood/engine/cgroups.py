@@ -73,6 +73,10 @@ class Group:
         """Not free, whatever becomes of the cell that is asked for."""
         self._held = True
 
+    def release(self) -> None:
+        """What held it is gone: free with its last process."""
+        self._held = False
+
     def occupy(self, pidfd: int, *, until_cleared: bool) -> None:
         self._occupant = pidfd
         self._held = until_cleared

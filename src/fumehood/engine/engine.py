@@ -38,17 +38,22 @@ class Engine:
         self._require = require
         self._lock = threading.Lock()
         self._roots: dict[bool, Root] = {}  # by whether the host's network is wanted
-        self._users: dict[tuple[Limits, bool], int] = {}
+        self._users: dict[tuple[Limits, bool, bool], int] = {}
         self._owner = os.getpid()
 
-    def start(self, command: Command, limits: Limits, *, network: bool, warm_cells: int = 0) -> Cell:
-        """The program is on its way when this returns."""
+    def start(
+        self, command: Command, limits: Limits, *, network: bool, warm_cells: int = 0, shows: bool = False
+    ) -> Cell:
+        """The program is on its way when this returns. `shows`: its files are to be read."""
         for _ in range(_ATTEMPTS):
             root = self._known(network)
             try:
+                if root is None and shows:
+                    self.check(limits, network=network)  # finds the level, by doing it
+                    continue
                 if root is None:
                     return self._first(command, limits, network)
-                return _start(root, command, limits, warm_cells)
+                return _start(root, command, limits, warm_cells, shows)
             except ZygoteGone:
                 if root is not None:
                     self._drop(network, root)
@@ -81,13 +86,14 @@ class Engine:
                 raise _not_made(error) from error
         raise EngineFailed(_KEEPS_GOING)
 
-    def lease(self, limits: Limits, *, network: bool, step: int) -> None:
+    def lease(self, limits: Limits, *, network: bool, step: int, shows: bool = False) -> None:
         """Tell that a user of this kind of sandbox has come (1) or gone (-1); with the last its waiting cells go."""
         root = self._known(network)
         with self._lock:
-            self._users[limits, network] = users = self._users.get((limits, network), 0) + step
+            kind = limits, network, shows
+            self._users[kind] = users = self._users.get(kind, 0) + step
         if users <= 0 and root is not None:
-            root.end_pool(limits)
+            root.end_pool(limits, shows=shows)
 
     def check(self, limits: Limits, *, network: bool) -> Receipt:
         """Make a sandbox for real and say what it enforces."""
@@ -267,13 +273,13 @@ def _imports_in_a_cell(root: Root, limits: Limits) -> bool:
         cell.close()
 
 
-def _start(root: Root, command: Command, limits: Limits, warm_cells: int = 0) -> Cell:
-    pool = root.pool(limits, warm_cells) if warm_cells and root.level == "sealed" else None
+def _start(root: Root, command: Command, limits: Limits, warm_cells: int = 0, shows: bool = False) -> Cell:
+    pool = root.pool(limits, warm_cells, shows=shows) if warm_cells and root.level == "sealed" else None
     if pool is None:
-        cell = root.make_cell(limits)
+        cell = root.make_cell(limits, shows=shows)
     else:
         try:
-            cell = pool.take() or root.make_cell(limits)
+            cell = pool.take() or root.make_cell(limits, shows=shows)
         except BaseException:
             pool.done()
             raise

@@ -15,6 +15,7 @@ UP = b"U"  # the zygote waits for orders
 PID = b"P"  # the zygote's pid, as the host sees it
 USAGE = b"S"  # what a cell that serves many runs has used so far
 COPIED = b"C"  # bytes of a dataset so far
+FILES = b"D"  # of a cell that shows them: with a descriptor of the program's /tmp
 MADE = b"M"  # a volume, with a descriptor of its root; or what else was asked
 
 MAX_FRAME = 4096

@@ -167,6 +167,7 @@ def plan_sealed_cell(
     network: bool,
     counted: bool,
     in_volume: bool = False,
+    shows: bool = False,
 ) -> CellPlan:
     outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.drops else (caller.uid, caller.gid)
     steps: list[Step] = [
@@ -174,6 +175,7 @@ def plan_sealed_cell(
         ("unshare", NEWCGROUP),  # now that it is in its group: what lies above that stays unseen
         *(() if without.bounds else (("bound_kernel_objects", _KERNEL_OBJECTS),)),
         *(() if in_volume else _private_parts(zygote, limits)),
+        *((("directories", (OUTPUT,)),) if shows else ()),
     ]
     steps.append(("no_proc",) if without.proc else ("proc",))
     if not network:

@@ -56,9 +56,9 @@ class Root:
             preloads=bool(self.preload),
         )
         self._cores = len(os.sched_getaffinity(0))
-        self._orders: dict[tuple[Limits, bool], bytes] = {}
+        self._orders: dict[tuple[Limits, bool, bool], bytes] = {}
         self._receipts: dict[Limits, Receipt] = {}
-        self._pools: dict[Limits, Pool] = {}
+        self._pools: dict[tuple[Limits, bool], Pool] = {}  # by whether their cells show their files
         self.zygote.become(
             {
                 "flags": self.plan.flags,
@@ -76,10 +76,11 @@ class Root:
         drops = self.caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
 
-    def make_cell(self, limits: Limits, *, waits: bool = False) -> Cell:
+    def make_cell(self, limits: Limits, *, waits: bool = False, shows: bool = False) -> Cell:
         """A cell that has been born and gets ready for a program while the caller goes on.
 
         One that `waits` has time to spare: it does ahead what else the first lines of a program would pay for.
+        One that `shows` lets its program's files be read until it is closed.
         """
         directory = None if self.level == "sealed" else self.private_directory()
         group: Group | None = None
@@ -94,7 +95,9 @@ class Root:
 
         cell = Cell()
         try:
-            group = self.zygote.make_cell(self._order_for(limits, directory, waits), limits, cell)
+            if shows:
+                self._let_show(cell, directory)
+            group = self.zygote.make_cell(self._order_for(limits, directory, waits, shows), limits, cell)
         except BaseException:
             clear()
             raise
@@ -102,6 +105,16 @@ class Root:
         cell.directory = directory
         cell.when_closed(clear)
         return cell
+
+    def _let_show(self, cell: Cell, directory: str | None) -> None:
+        if directory is None:
+            cell.show({plan.TMP: "."}, plan.UNPRIVILEGED_ID if self.caller.drops else None)
+            return
+        from . import private
+
+        private.add_session_parts(directory, self.owner)
+        top = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        cell.show({f"{directory}/tmp": "tmp", plan.TMP: "tmp"}, self.owner, top)
 
     def make_cell_in(
         self,
@@ -122,16 +135,17 @@ class Root:
         cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
         cell.directory = directory
 
-    def pool(self, limits: Limits, maximum: int) -> Pool:
+    def pool(self, limits: Limits, maximum: int, *, shows: bool = False) -> Pool:
         """The one for these limits: they are built into a cell."""
-        pool = self._pools.get(limits)
+        pool = self._pools.get((limits, shows))
         if pool is None:
-            pool = self._pools.setdefault(limits, Pool(functools.partial(self.make_cell, limits, waits=True), maximum))
+            make = functools.partial(self.make_cell, limits, waits=True, shows=shows)
+            pool = self._pools.setdefault((limits, shows), Pool(make, maximum))
         pool.grow_to(maximum)
         return pool
 
-    def end_pool(self, limits: Limits) -> None:
-        pool = self._pools.pop(limits, None)
+    def end_pool(self, limits: Limits, *, shows: bool = False) -> None:
+        pool = self._pools.pop((limits, shows), None)
         if pool is not None:
             pool.close()
 
@@ -153,16 +167,18 @@ class Root:
             step = "become" if self.owner is not None else "private_directory"
             raise SetupFailed(Failure(step, error.errno or 0, str(error))) from error
 
-    def _order_for(self, limits: Limits, directory: str | None, waits: bool) -> bytes:
+    def _order_for(self, limits: Limits, directory: str | None, waits: bool, shows: bool) -> bytes:
         """What the zygote is told for one cell."""
         if directory is not None:
             return self._order(self._open_cell(limits, directory), limits, directory)
-        known = self._orders.get((limits, waits))
+        known = self._orders.get((limits, waits, shows))
         if known is None:
-            known = self._orders[limits, waits] = self._order(self._sealed_cell(limits), limits, waits=waits)
+            cell = self._sealed_cell(limits, shows=shows)
+            known = self._order(cell, limits, waits=waits, shows=plan.TMP if shows else None)
+            self._orders[limits, waits, shows] = known
         return known
 
-    def _sealed_cell(self, limits: Limits, *, in_volume: bool = False) -> plan.CellPlan:
+    def _sealed_cell(self, limits: Limits, *, in_volume: bool = False, shows: bool = False) -> plan.CellPlan:
         assert self._filter is not None
         return plan.plan_sealed_cell(
             self.caller,
@@ -173,6 +189,7 @@ class Root:
             network=self._network,
             counted=self.zygote.groups.counts("pids"),
             in_volume=in_volume,
+            shows=shows,
         )
 
     def _environment(self, directory: str | None) -> dict[str, str]:
@@ -218,6 +235,7 @@ class Root:
         directory: str | None = None,
         *,
         waits: bool = False,
+        shows: str | None = None,
         volume: int | None = None,
     ) -> bytes:
         return marshal.dumps(
@@ -229,6 +247,7 @@ class Root:
                 "program_steps": cell.program_steps,
                 "directory": directory,
                 "waits": waits,
+                "shows": shows,
                 "workspace": cell.workspace,
                 "program": cell.program,
                 "sealed": self.level == "sealed",

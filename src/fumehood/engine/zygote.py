@@ -327,6 +327,8 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
         os.closerange(_CONTROL + 1, 1 << 16)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         Jail().apply(order["cell_steps"])
+        if order["shows"] is not None:
+            _show(order["shows"])
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         return 1
@@ -342,6 +344,15 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
         supervisor.rehearse()
     supervisor.run()
     return 0
+
+
+def _show(directory: str) -> None:
+    """Before the program is forked, so that it holds neither the descriptor nor the way it goes."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _CONTROL)
+    _send_with(control, frames.FILES, fd)
+    control.detach()
+    os.close(fd)
 
 
 def _enter_groups(order: dict[str, Any], doors: list[int]) -> None:

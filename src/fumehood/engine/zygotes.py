@@ -133,7 +133,10 @@ class Zygote:
     def make_cell(
         self, order: bytes, limits: Limits, cell: Cell, shared: Group | None = None, *, is_shared: bool = False
     ) -> Group | None:
-        """Have `cell` born; its setup goes on while the caller does. `shared`: the group of its volume."""
+        """Have `cell` born; its setup goes on while the caller does. `shared`: the group of its volume.
+
+        The files of a cell that shows them are charged to its group, which is nobody else's until they are gone.
+        """
         group = shared
         try:
             with self._lock:
@@ -148,7 +151,7 @@ class Zygote:
                 pidfd = self._wait_born(self._orders)
                 cell.born(pidfd)
                 if group is not None and not is_shared:
-                    group.occupy(os.dup(pidfd), until_cleared=not self._seals)
+                    group.occupy(os.dup(pidfd), until_cleared=cell.shows or not self._seals)
         except OSError as error:
             cell.close()
             said = exhausted(error)

@@ -13,6 +13,7 @@ from typing import Any
 from ...errors import EngineFailed, SandboxLost
 from ...guest import wire
 from ...types import Exited, Output, Reason
+from .._base_async import happens
 from ..base import Event, Process
 from .container import KILLED, LOST, Container
 
@@ -55,7 +56,7 @@ class Program(Process):
     async def read(self, timeout_s: float | None = None) -> Event | None:
         if not self._events and not self._is_gone and self._failure is None:
             self._woken.clear()
-            if not await _happens(self._woken, timeout_s):
+            if not await happens(self._woken, timeout_s):
                 return None
         if self._events:
             event = self._events.popleft()
@@ -88,7 +89,7 @@ class Program(Process):
             return
         self.kill()
         if self._waits:
-            await _happens(self._ended, _CLOSE_S)
+            await happens(self._ended, _CLOSE_S)
 
     # --- what the link tells
 
@@ -195,13 +196,3 @@ def reason_of(flags: int, *, killed: bool) -> Reason:
     if flags & wire.DISK_FULL:
         return "disk"
     return "signal" if killed else "error"
-
-
-async def _happens(event: asyncio.Event, within_s: float | None) -> bool:
-    """Not by asyncio.timeout: in a task that is being cancelled, Python 3.11 takes its end for the cancellation."""
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({waiting}, timeout=within_s)
-    finally:
-        waiting.cancel()
-    return event.is_set()

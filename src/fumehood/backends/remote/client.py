@@ -1,0 +1,179 @@
+"""The server's HTTP interface. What is sent again is only what has certainly not been begun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import httpx2
+
+from ...errors import BackendUnavailable, BadArgument, FileError, FumehoodError, SandboxLost
+from . import refusals
+from .address import Address
+from .refusals import Refusal
+
+PROTOCOL = "1"
+JSON, BINARY, EVENTS = "application/json", "application/octet-stream", "application/x-ndjson"
+WAIT_S = 30.0  # for a server that is too busy, in all
+ANSWER_S = 90.0
+_CONNECT_S, _WRITE_S, _LAST_S = 10.0, 60.0, 5.0
+_KEEP_S = 4.0  # less than any server keeps a connection that nobody uses
+_REFUSED_PAUSES_S = (0.1, 0.4)
+_BUSY_S = 0.05
+_MAX_REFUSAL = 65536
+_SAFE = ("GET", "PUT")  # twice is as good as once
+
+
+class Client:
+    """Of one event loop."""
+
+    def __init__(self, address: Address):
+        self.address = address
+        self.where = address.url
+        self.most_bytes: dict[str, int] = {}  # of a body, by kind: a server that gets more hangs up
+        self._http = httpx2.AsyncClient(
+            verify=ssl.create_default_context() if address.url.startswith("https:") else False,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=_KEEP_S),
+            trust_env=False,
+        )
+
+    async def ask(self, verb: str, path: str, body: object = None, *, read_s: float = ANSWER_S, **params: str) -> Any:
+        """What the server answers, as data."""
+        content = None if body is None else json.dumps(body).encode()
+        response = await self.send(verb, path, content, read_s=read_s, params=params)
+        data = await self.content(response)
+        try:
+            return json.loads(data) if data else None
+        except ValueError:
+            raise refusals.no_server(self.where, response.status_code) from None
+
+    async def send(
+        self,
+        verb: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        kind: str = JSON,
+        accept: str = JSON,
+        read_s: float | None = ANSWER_S,
+        params: Mapping[str, str] | None = None,
+        runs: bool = False,
+    ) -> httpx2.Response:
+        """An answer that is a success, its body not yet read. `runs`: once sent, a program may have run."""
+        if content is not None and len(content) > (most := self.most_bytes.get(kind, sys.maxsize)):
+            too_large = f"{len(content):,} bytes are more than the server takes at once, {most:,}"
+            raise FileError(too_large, "too_large") if kind == BINARY else BadArgument(too_large)
+        until = time.monotonic() + WAIT_S
+        failures = 0
+        while True:
+            request = self._http.build_request(
+                verb,
+                f"{self.where}{path}",
+                content=content,
+                params=params or None,
+                headers=self._headers(accept, None if content is None else kind),
+                timeout=httpx2.Timeout(read_s, connect=_CONNECT_S, write=_WRITE_S, pool=None),
+            )
+            try:
+                response = await self._http.send(request, stream=True)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                found = refusals.unreachable(self.where, error)
+                if not _was_refused(error) or failures >= len(_REFUSED_PAUSES_S):
+                    raise found from error
+                await asyncio.sleep(_REFUSED_PAUSES_S[failures])
+                failures += 1
+                continue
+            except (httpx2.TransportError, OSError) as error:
+                if verb in _SAFE and not failures and not isinstance(error, httpx2.TimeoutException):
+                    failures += 1
+                    continue
+                self._broken(error, runs)
+            if "x-fumehood-version" not in response.headers:
+                await response.aclose()
+                raise refusals.no_server(self.where, response.status_code)
+            if response.is_success:
+                return response
+            refused = await self._refused(response)
+            pause_s = _pause_s(refused)
+            if pause_s is None or time.monotonic() + pause_s > until:
+                raise refused.error()
+            await asyncio.sleep(pause_s)
+
+    async def content(self, response: httpx2.Response, most: int | None = None) -> bytes:
+        """The whole body, which is read to its end or given up."""
+        found = bytearray()
+        try:
+            async for part in response.aiter_raw():
+                found += part
+                if most is not None and len(found) > most:
+                    break
+        except (httpx2.TransportError, OSError) as error:
+            raise SandboxLost(refusals.gone(self.where, error, "while it answered")) from error
+        finally:
+            await response.aclose()
+        return bytes(found)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    # --- inside
+
+    def _headers(self, accept: str, kind: str | None) -> dict[str, str]:
+        headers = {**_authorised(self.address), "Accept": accept}
+        return headers if kind is None else {**headers, "Content-Type": kind}
+
+    async def _refused(self, response: httpx2.Response) -> Refusal:
+        content = await self.content(response, _MAX_REFUSAL)
+        return refusals.refusal(self.where, response.status_code, response.headers, content)
+
+    def _broken(self, error: Exception, runs: bool) -> NoReturn:
+        if runs:
+            raise SandboxLost(
+                refusals.gone(self.where, error, "before it answered: the program may have run")
+            ) from error
+        if isinstance(error, httpx2.TimeoutException):
+            raise BackendUnavailable(f"the server at {self.where} did not answer in time: see its log") from error
+        raise BackendUnavailable(
+            f"{refusals.gone(self.where, error, 'before it answered')}: check that it runs, and that"
+            " SANDBOX_REMOTE_URL has the right scheme"
+        ) from error
+
+
+def _pause_s(refused: Refusal) -> float | None:
+    """How long to wait before the same may be sent again; None where it may have run, or never will."""
+    if refused.code in ("too_many", "unavailable"):
+        return refused.after_s
+    return _BUSY_S if refused.code == "session_busy" else None  # what we left a moment ago may still be ending
+
+
+def _was_refused(error: BaseException) -> bool:
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, ConnectionRefusedError):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _authorised(address: Address) -> dict[str, str]:
+    return {
+        "Authorization": f"Bearer {address.token()}",
+        "X-Fumehood-Protocol": PROTOCOL,
+        "Accept-Encoding": "identity",
+        "User-Agent": "fumehood",
+    }
+
+
+def end_now(address: Address, session_id: str) -> None:
+    """Without an event loop: for garbage and the end of the process."""
+    verify = ssl.create_default_context() if address.url.startswith("https:") else False
+    try:
+        with httpx2.Client(verify=verify, timeout=_LAST_S, trust_env=False) as http:
+            http.delete(f"{address.url}/sessions/{session_id}", headers=_authorised(address))
+    except (httpx2.TransportError, OSError, FumehoodError):
+        pass  # it ends when it has been idle for long enough

@@ -1,0 +1,67 @@
+"""Output files of one call that its caller gets as bytes, rather than as copies in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .backends.base import Sandbox
+from .errors import FileError
+from .paths import printable, shown
+from .types import FileStat
+
+MAX_FILES = 20
+MAX_FILE_BYTES = 5 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
+MAX_LEFT_OUT = 100  # that are named
+
+
+class HandedFile(NamedTuple):
+    """One file as it was when the call ended."""
+
+    path: str  # as the program saw it
+    data: bytes
+
+
+class Handed:
+    """Given to a call, and filled when it ends."""
+
+    def __init__(self) -> None:
+        self.files: list[HandedFile] = []
+        self.left_out: list[dict[str, str]] = []  # path and why; the last may say how many more
+        self.size = 0  # of all files
+
+    def clear(self) -> None:
+        self.files, self.left_out, self.size = [], [], 0
+
+    async def take(self, sandbox: Sandbox, present: Iterable[FileStat]) -> None:
+        """Those of `present` that there is room for."""
+        more = 0
+        for stat in present:
+            why = self._refusal(stat)
+            if why is None:
+                try:
+                    data = await sandbox.read(stat.path, min(MAX_FILE_BYTES, MAX_BYTES - self.size))
+                except FileError as error:
+                    why = str(error)
+                else:
+                    self.files.append(HandedFile(stat.path, data))
+                    self.size += len(data)
+                    continue
+            if len(self.left_out) < MAX_LEFT_OUT:
+                self.left_out.append({"path": shown(stat.path), "why": why})
+            else:
+                more += 1
+        if more:
+            self.left_out.append({"path": "…", "why": f"{more} more"})
+
+    def _refusal(self, stat: FileStat) -> str | None:
+        if not printable(stat.path):
+            return "its name has control characters"
+        if stat.size > MAX_FILE_BYTES:
+            return f"larger than {MAX_FILE_BYTES // 1_048_576} MB"
+        if len(self.files) >= MAX_FILES:
+            return f"more than {MAX_FILES} files"
+        if self.size + stat.size > MAX_BYTES:
+            return f"more than {MAX_BYTES // 1_048_576} MB in all"
+        return None

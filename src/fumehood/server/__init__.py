@@ -1,0 +1,1 @@
+"""The HTTP server: `fumehood serve`. Needs the extra `server`."""

@@ -1,0 +1,82 @@
+"""Whether it lives, whether it can run programs, and its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from ..api import OneShot
+from . import log, numbers
+from .problems import later
+from .routes import Route
+from .state import Call, Server
+
+_KEPT_S = 2.0
+_WAIT_S = 10.0
+
+
+class Health(msgspec.Struct):
+    """It answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(msgspec.Struct):
+    """A sandbox was just made, and ended."""
+
+    status: Literal["ready"] = "ready"
+
+
+class Readiness:
+    """Makes a sandbox for real; what came of it is kept for a moment, and asked for once at a time."""
+
+    def __init__(self, server: Server) -> None:
+        self._sandbox = OneShot(server.settings)
+        self._check: asyncio.Task[Exception | None] | None = None
+        self._checked = -_KEPT_S
+
+    async def failure(self) -> Exception | None:
+        if self._check is None or (self._check.done() and time.monotonic() - self._checked > _KEPT_S):
+            self._check = asyncio.create_task(self._find_out())
+        done, _ = await asyncio.wait((self._check,), timeout=_WAIT_S)
+        return next(iter(done)).result() if done else TimeoutError()
+
+    async def _find_out(self) -> Exception | None:
+        try:
+            await asyncio.to_thread(self._sandbox.check)
+        except Exception as error:
+            log.write("not_ready", error=type(error).__name__, message=str(error))
+            return error
+        finally:
+            self._checked = time.monotonic()
+        return None
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._sandbox.close)
+
+
+async def healthz(_: Call[Any, Any]) -> Health:
+    return Health()
+
+
+async def readyz(call: Call[Any, Any]) -> Ready:
+    if call.server.stopping.is_set():
+        raise later("unavailable", "the server is stopping", 5)
+    if await call.server.part(Readiness).failure() is not None:
+        raise later("unavailable", "no sandbox can be made: see the server's log and `fumehood doctor`", 5)
+    return Ready()
+
+
+async def metrics(call: Call[Any, Any]) -> Response:
+    return Response(call.server.numbers.text(), media_type=numbers.CONTENT_TYPE)
+
+
+ROUTES = (
+    Route("GET", "/healthz", healthz, "It answers.", reply=Health, public=True),
+    Route("GET", "/readyz", readyz, "It can run programs.", reply=Ready, public=True, problems=("unavailable",)),
+    Route("GET", "/metrics", metrics, "Numbers for Prometheus.", reply_type="text/plain"),
+)

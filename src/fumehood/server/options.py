@@ -1,0 +1,62 @@
+"""What `fumehood serve` was told about the server itself; how programs run is in Settings."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from typing import NamedTuple
+
+from ..errors import BadArgument
+
+PORT = 8080
+_MIB = 1024 * 1024
+
+
+class ServerOptions(NamedTuple):
+    """Where it listens, who may come in, and how much at a time."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    allowed_hosts: tuple[str, ...] = ()  # name or name:port; * = any
+    token: str | None = None
+    token_file: str | None = None
+    allow_weak: bool = False  # not loopback, and a level weaker than sealed
+    workers: int = 1
+    max_running: int = max(4, 2 * (os.cpu_count() or 1))
+    max_queue: int = 1024
+    queue_wait_s: float = 30.0
+    max_sessions: int = 64
+    max_connections: int = 2048
+    max_body_bytes: int = 32 * _MIB
+    max_upload_bytes: int = 50 * _MIB
+    max_header_bytes: int = 16 * 1024
+    max_headers: int = 64
+    max_depth: int = 16
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0  # for a client that does not read what it asked for
+    idle_timeout_s: float = 15.0  # between two requests of one connection
+    grace_s: float = 10.0  # for what runs, after SIGTERM
+    instance: str = ""  # part of the ids of its sessions; none = at random
+    peers_dir: str = ""  # where workers beside this one listen for what is theirs
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """By address alone: a name may resolve to anything, but for localhost."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def instance_name(name: str) -> str:
+    """Checked: it becomes a part of ids and of file names."""
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,32}", name):
+        raise BadArgument("an instance's name has 1 to 32 letters, digits and -")
+    return name

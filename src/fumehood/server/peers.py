@@ -1,0 +1,151 @@
+"""What belongs to another worker on this machine is passed on to it; what is on no machine we know is said to be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from typing import Any
+
+import h11
+from starlette.responses import Response
+from starlette.types import Scope
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from .exchange import Exchange
+from .problems import Problem
+from .state import Server
+
+_CHUNK = 64 * 1024
+_HOP = {
+    *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"trailer", b"upgrade", b"expect"),
+    *(b"date", b"server", b"x-request-id"),
+}
+_NAME = re.compile(r"[A-Za-z0-9-]{1,40}")
+
+
+class Peers:
+    """The workers beside this one, by instance."""
+
+    def __init__(self, server: Server) -> None:
+        self._directory, self._own = server.options.peers_dir, server.instance
+
+    def path(self, instance: str) -> str | None:
+        """Where it listens, if it is one of ours."""
+        if not self._directory or instance == self._own or not _NAME.fullmatch(instance):
+            return None
+        path = f"{self._directory}/{instance}.sock"
+        return path if os.path.exists(path) else None
+
+    async def pass_on(self, exchange: Exchange, instance: str) -> None:
+        """Let it answer; 421 where it is not beside us."""
+        path = self.path(instance)
+        if path is None:
+            raise Problem("misdirected", f"this is on the instance {instance}: ask there", more={"instance": instance})
+        try:
+            if exchange.scope["type"] == "websocket":
+                await _socket(exchange, path)
+            else:
+                await _request(exchange, path)
+        except (OSError, h11.RemoteProtocolError):
+            if exchange.status is not None:
+                raise
+            raise Problem("session_ended", "the worker that had it is gone: make a new one") from None
+
+
+async def _request(exchange: Exchange, path: str) -> None:
+    scope, connection = exchange.scope, h11.Connection(h11.CLIENT)
+    body: bytes = scope["state"].get("body", b"")
+    headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
+    headers += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        request = h11.Request(method=scope["method"], target=_target(scope), headers=headers)
+        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
+            writer.write(connection.send(event) or b"")
+        answering = asyncio.create_task(_answer(exchange, connection, reader))
+        leaving = asyncio.create_task(_gone(exchange))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+    finally:
+        writer.close()  # which tells it that its client left
+
+
+async def _answer(exchange: Exchange, connection: h11.Connection, reader: asyncio.StreamReader) -> None:
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(_CHUNK))
+        elif isinstance(event, h11.Response):
+            headers = [(name.lower(), value) for name, value in event.headers if name.lower() not in _HOP]
+            kept = [pair for pair in event.headers if pair[0].lower() == b"content-length"]
+            start = {"type": "http.response.start", "status": event.status_code, "headers": [*headers, *kept]}
+            await exchange.send(start)
+        elif isinstance(event, h11.Data):
+            await exchange.send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
+        elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+            await exchange.send({"type": "http.response.body", "body": b""})
+            return
+
+
+async def _gone(exchange: Exchange) -> None:
+    while (await exchange.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _target(scope: Scope) -> bytes:
+    query: bytes = scope["query_string"]
+    raw: bytes = scope["raw_path"]
+    return raw + (b"?" + query if query else b"")
+
+
+async def _socket(exchange: Exchange, path: str) -> None:
+    scope = exchange.scope
+    headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"}
+    host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "localhost")
+    ours = WebSocket(scope, exchange.receive, exchange.send)
+    connecting = unix_connect(
+        path, f"ws://{host}{_target(scope).decode('ascii')}", additional_headers=headers, compression=None
+    )
+    try:
+        theirs = await connecting
+    except InvalidStatus as refusal:
+        answer = Response(refusal.response.body, refusal.response.status_code, media_type="application/problem+json")
+        await answer(scope, exchange.receive, exchange.send)
+        return
+    except InvalidHandshake as error:
+        raise OSError from error
+    async with theirs:
+        await ours.accept()
+        pumps = [asyncio.create_task(_down(ours, theirs)), asyncio.create_task(_up(ours, theirs))]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _down(ours: WebSocket, theirs: Any) -> None:
+    try:
+        async for message in theirs:
+            await (ours.send_text(message) if isinstance(message, str) else ours.send_bytes(message))
+        await ours.close(theirs.close_code or 1000)
+    except (ConnectionClosed, WebSocketDisconnect, RuntimeError):
+        return
+
+
+async def _up(ours: WebSocket, theirs: Any) -> None:
+    try:
+        while (message := await ours.receive())["type"] == "websocket.receive":
+            await theirs.send(message["text"] if message.get("text") is not None else message["bytes"])
+    except (ConnectionClosed, WebSocketDisconnect):
+        return

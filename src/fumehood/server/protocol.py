@@ -1,0 +1,131 @@
+"""uvicorn's connections, with the time-outs and the cap that it leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from .options import ServerOptions
+from .problems import KINDS, Problem
+
+_NOT_PARSED = "-" * 8
+
+
+class _Bounded(asyncio.Protocol):
+    """A client that does not read is cut off."""
+
+    transport: asyncio.Transport
+    write_timeout_s: float
+    _writing: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().call_later(self.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._written()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._written()
+        super().connection_lost(exc)
+
+    def _written(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+
+def websockets(options: ServerOptions) -> type[WebSocketsSansIOProtocol]:
+    """As below, of WebSockets."""
+
+    class WebSockets(_Bounded, WebSocketsSansIOProtocol):
+        write_timeout_s = options.write_timeout_s
+
+    return WebSockets
+
+
+def http(options: ServerOptions) -> type[H11Protocol]:
+    """The protocol class for these options; uvicorn makes one object of it for each connection."""
+
+    class Http(_Bounded, H11Protocol):
+        write_timeout_s = options.write_timeout_s
+        _heading: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > options.max_connections:
+                self._refuse(Problem("unavailable", "too many connections: try again", {"Retry-After": "1"}))
+                return
+            self._await_headers()
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            if self._idle():
+                self._await_headers()  # from its first byte, however slowly the others come
+            super().data_received(data)
+            if not self._idle():
+                self._headers_came()
+
+        def handle_websocket_upgrade(self, event: h11.Request) -> None:
+            self._headers_came()
+            self._written()
+            super().handle_websocket_upgrade(event)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._headers_came()
+            super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's name
+            """Also for headers that are too large."""
+            error = sys.exc_info()[1]
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+                self.transport.close()
+            elif getattr(error, "error_status_hint", 400) == KINDS["headers_too_large"][0]:
+                self._refuse(Problem("headers_too_large", f"send at most {options.max_header_bytes} bytes of headers"))
+            else:
+                self._refuse(Problem("bad_request", "this is no valid HTTP/1.1 request"))
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self.loop.call_later(self.write_timeout_s, self.transport.abort)  # what it has not read by then is lost
+
+        def _idle(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _await_headers(self) -> None:
+            if self._heading is None:
+                self._heading = self.loop.call_later(options.header_timeout_s, self.transport.abort)
+
+        def _headers_came(self) -> None:
+            if self._heading is not None:
+                self._heading.cancel()
+                self._heading = None
+
+        def _refuse(self, problem: Problem) -> None:
+            self._headers_came()
+            self.transport.write(_raw(problem))
+            self.transport.close()
+
+    return Http
+
+
+def _raw(problem: Problem) -> bytes:
+    body = msgspec.json.encode(problem.body(_NOT_PARSED))
+    headers: dict[str, Any] = {
+        "Content-Type": "application/problem+json",
+        "Content-Length": len(body),
+        "X-Content-Type-Options": "nosniff",
+        "Connection": "close",
+        **problem.headers,
+    }
+    lines = [f"HTTP/1.1 {problem.status} {problem.title}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + body

@@ -1,0 +1,154 @@
+"""The sessions that live on this server: whose they are, how many there may be, and which have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ..session import AsyncSession
+from . import wire
+from .events import Hub
+from .problems import Problem, later
+from .state import Elsewhere, Server
+from .tokens import Token
+
+MAX_WAITING = 16  # calls of one session
+MAX_REMEMBERED = 4096
+_ID = re.compile(r"s_([0-9A-Za-z-]{1,32})_[A-Za-z0-9_-]{22}")
+_GONE = "this session has ended, and its files and variables are gone: open another one with POST /sessions"
+
+
+class Live:
+    """One session, and what the server knows about it."""
+
+    def __init__(self, session_id: str, owner: str, session: AsyncSession, hub: Hub, cut: list[str]) -> None:
+        self.id, self.owner, self.session, self.hub, self.cut = session_id, owner, session, hub, cut
+        self.created = datetime.now(UTC)
+        self.receipt: dict[str, Any] = {}
+        self.calls = 0  # that run or wait
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waited for here, so that a call holds none of the server's places before it can run."""
+        queues = self.session.settings.session_busy == "queue"
+        if self.calls > MAX_WAITING or (self.calls and not queues):
+            raise Problem("session_busy", "this session is running another call: wait for it, or POST …/cancel")
+        self.calls += 1
+        try:
+            async with self._lock:
+                if self.session.ended:
+                    raise Problem("session_ended", _GONE)
+                yield
+        finally:
+            self.calls -= 1
+
+    def told(self) -> wire.SessionReply:
+        session = self.session
+        places = session.places
+        return wire.SessionReply(
+            session_id=self.id,
+            state="open",
+            busy=self.calls > 0,
+            created_at=_stamp(self.created),
+            expires_at=_stamp(datetime.now(UTC) + timedelta(seconds=session.ends_in_s)),
+            idle_seconds=session.settings.session_idle_sec,
+            backend=session.backend_name,
+            requirements=list(session.requirements),
+            places=wire.Places(places.workspace, places.tmp, places.data, places.output),
+            receipt=self.receipt,
+            limits_clamped=self.cut,
+        )
+
+
+class Registry:
+    """A part of the server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._live: dict[str, Live] = {}
+        self._ended: dict[str, str] = {}  # whose they were, the oldest first
+        self._coming: Counter[str] = Counter()
+        self._sweeper = asyncio.create_task(self._sweep(), name="fumehood-sessions")
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def new_id(self) -> str:
+        return f"s_{self._server.instance}_{secrets.token_urlsafe(16)}"
+
+    @asynccontextmanager
+    async def room(self, token: Token) -> AsyncIterator[None]:
+        """For one more session, held while it is made."""
+        self._bury()
+        owned = sum(live.owner == token.name for live in self._live.values()) + self._coming[token.name]
+        if token.max_sessions is not None and owned >= token.max_sessions:
+            raise later("too_many", f"this token may have {token.max_sessions} sessions: close one", 60)
+        if len(self._live) + self._coming.total() >= self._server.options.max_sessions:
+            raise later("unavailable", "this server has as many sessions as it takes: close one, or try again", 60)
+        self._coming[token.name] += 1
+        try:
+            yield
+        finally:
+            self._coming[token.name] -= 1
+
+    def add(self, live: Live) -> None:
+        self._live[live.id] = live
+        self._server.numbers.sessions.set(len(self._live))
+
+    def find(self, token: Token, session_id: str) -> Live:
+        """The token's own session; nobody learns of another's."""
+        named = _ID.fullmatch(session_id)
+        if named is not None and named[1] != self._server.instance:
+            raise Elsewhere(named[1])
+        live = self._live.get(session_id)
+        if live is not None and live.owner == token.name:
+            if not live.session.ended:
+                return live
+            self._bury()
+        if self._ended.get(session_id) == token.name:
+            raise Problem("session_ended", _GONE)
+        raise Problem("not_found", "you have no such session: GET /sessions lists them, POST /sessions opens one")
+
+    def owned(self, token: Token) -> Iterator[Live]:
+        self._bury()
+        return (live for live in self._live.values() if live.owner == token.name)
+
+    async def end(self, live: Live) -> None:
+        self._forget(live)
+        await live.session.close()
+
+    async def close(self) -> None:
+        self._sweeper.cancel()
+        lives = list(self._live.values())
+        await asyncio.gather(*map(self.end, lives), return_exceptions=True)
+
+    def _bury(self) -> None:
+        """Those that ended by themselves."""
+        for live in [live for live in self._live.values() if live.session.ended]:
+            self._forget(live)
+
+    def _forget(self, live: Live) -> None:
+        if self._live.pop(live.id, None) is None:
+            return
+        self._server.numbers.sessions.set(len(self._live))
+        live.hub.end()
+        self._ended[live.id] = live.owner
+        while len(self._ended) > MAX_REMEMBERED:
+            self._ended.pop(next(iter(self._ended)))
+
+    async def _sweep(self) -> None:
+        """So that those who listen hear of an end."""
+        while True:
+            await asyncio.sleep(1.0)
+            self._bury()
+
+
+def _stamp(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"

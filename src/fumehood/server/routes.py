@@ -1,0 +1,221 @@
+"""The typed route table: what a route takes, gives and may refuse; finding the route; reading what it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from .options import ServerOptions
+from .problems import Problem
+from .state import Call, ClientLeft, Server
+from .tokens import Token
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+METHODS = ("GET", "POST", "PUT", "DELETE")
+
+Handler = Callable[[Call[Any, Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One operation. Its handler gives what `reply` says (or None, or a whole Response) or raises a Problem."""
+
+    method: str
+    path: str  # {name} stands for one segment, {name...} for the rest
+    handler: Handler
+    summary: str
+    request: Any = None  # the JSON body's type
+    upload: bool = False  # the body is raw bytes, application/octet-stream
+    query: Any = None  # a Struct of the query's parameters
+    reply: Any = None  # the JSON answer's type
+    reply_type: str = JSON  # where it is no JSON
+    status: int = 200
+    problems: tuple[str, ...] = ()  # codes, beside those that every such route has
+    streams: Any = None  # type of the events, where Accept may ask for SSE or NDJSON
+    also: Mapping[int, str] = field(default_factory=dict)  # further statuses that are no problem, such as 206
+    request_example: Any = None
+    reply_example: Any = None
+    public: bool = False  # without a token
+
+
+class SocketCall:
+    """One authorised WebSocket, not yet accepted."""
+
+    def __init__(self, server: Server, websocket: WebSocket, token: Token, params: dict[str, str]) -> None:
+        self.server, self.websocket, self.token, self.params = server, websocket, token, params
+
+
+@dataclass(frozen=True)
+class Socket:
+    """One WebSocket, opened with a ticket. Its handler must always have a receive() pending."""
+
+    path: str
+    handler: Callable[[SocketCall], Awaitable[None]]
+
+
+class Router:
+    """Finds the route of a request."""
+
+    def __init__(self, routes: Iterable[Route], sockets: Iterable[Socket]) -> None:
+        self.routes, self.sockets = tuple(routes), tuple(sockets)
+        self._routes = [(_pattern(path), by_method) for path, by_method in _grouped(self.routes).items()]
+        self._sockets = [(_pattern(socket.path), socket) for socket in self.sockets]
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        for pattern, by_method in self._routes:
+            if match := pattern.fullmatch(path):
+                route = by_method.get("GET" if method == "HEAD" else method)
+                if route is None:
+                    raise _not_allowed(by_method)
+                return route, match.groupdict()
+        raise Problem("not_found", "there is nothing at this path: see /openapi.json")
+
+    def find_socket(self, path: str) -> tuple[Socket, dict[str, str]]:
+        for pattern, socket in self._sockets:
+            if match := pattern.fullmatch(path):
+                return socket, match.groupdict()
+        raise Problem("not_found", "there is no WebSocket at this path: see /openapi.json")
+
+
+async def answer(server: Server, route: Route, params: dict[str, str], request: Request, token: Token) -> Response:
+    """Read what the route takes, call it, write what it gives."""
+    body = await _body(server, route, request)
+    given = await route.handler(Call(server, request, token, params, body, _query(route, request)))
+    if isinstance(given, Response):
+        return given
+    if given is None:
+        return Response(status_code=route.status)
+    return Response(msgspec.json.encode(given), route.status, media_type=JSON)
+
+
+def _not_allowed(by_method: Mapping[str, Route]) -> Problem:
+    allowed = ", ".join(sorted(by_method))
+    return Problem("method_not_allowed", f"this path takes {allowed}", {"Allow": allowed})
+
+
+def _grouped(routes: Iterable[Route]) -> dict[str, dict[str, Route]]:
+    found: dict[str, dict[str, Route]] = {}
+    for route in routes:
+        found.setdefault(route.path, {})[route.method] = route
+    return found
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{\w+(?:\.\.\.)?\})", path)
+    return re.compile("".join(_piece(part) for part in parts))
+
+
+def _piece(part: str) -> str:
+    if not part.startswith("{"):
+        return re.escape(part)
+    name = part.strip("{.}")
+    return f"(?P<{name}>.+)" if part.endswith("...}") else f"(?P<{name}>[^/]+)"
+
+
+def _query(route: Route, request: Request) -> Any:
+    pairs = request.query_params.multi_items()
+    if route.query is None:
+        if pairs and not route.public:
+            raise Problem("validation", "this path takes no query")
+        return None
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise Problem("validation", "a parameter of the query is there twice")
+    try:
+        return msgspec.convert(values, route.query, strict=False)
+    except msgspec.ValidationError as error:
+        raise Problem("validation", f"query: {error}") from None
+
+
+async def _body(server: Server, route: Route, request: Request) -> Any:
+    options = server.options
+    if route.upload:
+        _media_type(request, BINARY)
+        return _kept(options, request, await read(request, options.max_upload_bytes, options.body_timeout_s))
+    if route.request is None:
+        if await read(request, 0, options.body_timeout_s):
+            raise Problem("bad_request", "this path takes no body")
+        return None
+    _media_type(request, JSON)
+    data = _kept(options, request, await read(request, options.max_body_bytes, options.body_timeout_s))
+    if deeper(data, options.max_depth):
+        raise Problem("bad_request", f"the JSON is nested more than {options.max_depth} deep")
+    try:
+        return _decoder(route.request).decode(data)
+    except msgspec.ValidationError as error:
+        raise Problem("validation", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Problem("bad_request", "the body is not JSON in UTF-8") from None
+
+
+def _kept(options: ServerOptions, request: Request, data: bytes) -> bytes:
+    if options.peers_dir:
+        request.scope["state"]["body"] = data  # another worker may have to be told
+    return data
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _media_type(request: Request, wanted: str) -> None:
+    kind, _, rest = request.headers.get("content-type", "").partition(";")
+    utf8 = rest.strip().lower().replace('"', "") in ("", "charset=utf-8")
+    if kind.strip().lower() != wanted or not utf8 or request.headers.get("content-encoding", "identity") != "identity":
+        raise Problem("unsupported_media_type", f"send the body as Content-Type: {wanted}, not compressed")
+
+
+async def read(request: Request, max_bytes: int, within_s: float) -> bytes:
+    """The body, never more of it in memory than its cap."""
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal():
+        raise Problem("bad_request", "Content-Length is not a number")
+    if int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(within_s):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise Problem("request_timeout", f"the body took longer than {within_s:g} s") from None
+    except ClientDisconnect:
+        raise ClientLeft from None
+    return bytes(data)
+
+
+def _too_large(max_bytes: int) -> Problem:
+    text = f"the body may have {max_bytes} bytes" if max_bytes else "this path takes no body"
+    return Problem("too_large", text)
+
+
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+
+
+def deeper(data: bytes, most: int) -> bool:
+    """Whether JSON text is nested more than `most` deep; found without parsing it."""
+    if data.count(b"{") + data.count(b"[") <= most:
+        return False
+    depth = 0
+    for match in _STRUCTURE.finditer(data):
+        mark = match.group() if match.end() - match.start() == 1 else b""
+        if mark in (b"[", b"{") and mark:
+            depth += 1
+            if depth > most:
+                return True
+        elif mark:
+            depth -= 1
+    return False

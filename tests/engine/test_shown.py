@@ -1,0 +1,203 @@
+"""What a program left behind, read from its cell: nothing leads out of it, and nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from fumehood.engine.engine import Engine, shared
+from fumehood.errors import FileError, IsolationUnavailable
+from fumehood.types import Command, Exited, Limits
+
+LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=16 << 20, inodes=512)
+OUT = "import os\nout = os.environ['TMPDIR'] + '/output/'\n"
+
+
+@pytest.fixture(params=["sealed", "confined", "process"])
+def engine(request) -> Engine:
+    engine = shared(request.param, None)
+    try:
+        engine.check(LIMITS, network=False)
+    except IsolationUnavailable as error:
+        pytest.skip(str(error))
+    return engine
+
+
+@pytest.fixture
+def ran(engine):
+    cells = []
+
+    def run(code: str, warm_cells: int = 0):
+        command = Command(("python", "main.py"), (OUT + code).encode())
+        cell = engine.start(command, LIMITS, network=False, warm_cells=warm_cells, shows=True)
+        cells.append(cell)
+        until = time.monotonic() + 30
+        while not isinstance(event := cell.read(1), Exited):
+            assert time.monotonic() < until
+        cell.end()
+        return cell, event
+
+    yield run
+    for cell in cells:
+        cell.close()
+    engine.lease(LIMITS, network=False, step=0, shows=True)
+
+
+def listed(cell) -> dict[str, int]:
+    place = f"{cell.directory or ''}/tmp/output"
+    return {stat.path.removeprefix(f"{place}/"): stat.size for stat in cell.files().beneath(place)}
+
+
+def read(cell, name: str, most: int = 1 << 20) -> bytes:
+    return cell.files().read(f"{cell.directory or ''}/tmp/output/{name}", most)
+
+
+def test_what_a_program_wrote_is_read_after_its_end(ran):
+    cell, event = ran("open(out + 'a', 'w').write('text')\nos.mkdir(out + 'd')\nopen(out + 'd/b', 'wb').write(b'\\0')")
+    assert event.exit_code == 0
+    assert listed(cell) == {"a": 4, "d/b": 1}
+    assert read(cell, "a") == b"text"
+    assert read(cell, "d/b") == b"\0"
+
+
+def test_it_is_read_as_well_from_a_cell_that_waited(ran):
+    for number in range(4):
+        cell, _ = ran(f"open(out + 'a', 'w').write('{number}')", warm_cells=2)
+        assert read(cell, "a") == str(number).encode()
+        assert listed(cell) == {"a": 1}
+        time.sleep(0.1)
+
+
+def test_a_program_that_left_nothing_has_none(ran):
+    cell, _ = ran("")
+    assert listed(cell) == {}
+
+
+def test_what_is_no_regular_file_is_neither_listed_nor_read(ran):
+    cell, event = ran(
+        "os.symlink('/etc/passwd', out + 'link')\n"
+        "os.symlink('/etc', out + 'dir')\n"
+        "os.mkfifo(out + 'pipe')\n"
+        "import socket; s = socket.socket(socket.AF_UNIX); os.chdir(out); s.bind('sock')\n"
+        "try: os.mknod('disk', 0o60600, os.makedev(8, 0))\n"
+        "except OSError: pass\n"
+    )
+    assert event.exit_code == 0
+    assert listed(cell) == {}
+    for name in ("link", "dir/passwd", "pipe", "sock", "disk"):
+        with pytest.raises(FileError):
+            read(cell, name)
+
+
+def test_a_link_in_place_of_the_directory_leads_nowhere(ran):
+    cell, event = ran("os.rename(out[:-1], out[:-1] + '2')\nos.symlink('/etc', out[:-1])")
+    assert event.exit_code == 0
+    assert listed(cell) == {}
+    with pytest.raises(FileError):
+        read(cell, "passwd")
+
+
+def test_only_tmp_is_shown(ran):
+    cell, _ = ran("")
+    for path in ("/etc/passwd", "/tmp/../etc/passwd", "/workspace/main.py", f"{cell.directory or ''}/program/main.py"):
+        with pytest.raises(FileError):
+            cell.files().read(path, 10)
+
+
+def test_a_file_past_the_cap_is_not_read(ran):
+    cell, _ = ran("open(out + 'large', 'wb').write(bytes(4 << 20))")
+    with pytest.raises(FileError) as refusal:
+        read(cell, "large", 1 << 20)
+    assert refusal.value.kind == "too_large"
+
+
+def test_who_goes_on_writing_after_the_end_is_gone_before_anything_is_read(ran):
+    cell, event = ran(
+        "open(out + 'count', 'w').write('0')\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    number = 0\n"
+        "    while True:\n"
+        "        number += 1\n"
+        "        open(out + 'count', 'w').write(str(number))\n"
+        "os._exit(0)\n"
+    )
+    assert event.exit_code == 0
+    before = read(cell, "count")
+    time.sleep(0.2)
+    assert read(cell, "count") == before
+
+
+def test_the_files_of_a_program_that_was_killed_are_there(engine):
+    command = Command(("python", "main.py"), (OUT + "open(out + 'a', 'w').write('x')\nwhile True: pass").encode())
+    cell = engine.start(command, LIMITS, network=False, shows=True)
+    try:
+        until = time.monotonic() + 20
+        while "a" not in (listed(cell) if cell.read(0.1) is None and cell.files() else {}):
+            assert time.monotonic() < until
+        cell.kill()
+        cell.end()
+        assert read(cell, "a") == b"x"
+    finally:
+        cell.close()
+
+
+def test_the_program_holds_no_descriptor_of_ours(ran):
+    cell, event = ran(
+        "held = []\n"
+        "for number in range(3, 256):\n"
+        "    try: os.fstat(number)\n"
+        "    except OSError: continue\n"
+        "    held.append(number)\n"
+        "open(out + 'held', 'w').write(repr(held))"
+    )
+    assert event.exit_code == 0
+    assert read(cell, "held") == b"[]"
+
+
+def test_closing_leaves_neither_descriptor_nor_directory_and_frees_the_group(ran, engine):
+    ran("")[0].close()
+    before = descriptors()
+    groups = engine._roots[False].zygote.groups._groups
+    count = len(groups)
+    for _ in range(6):
+        cell, _ = ran("open(out + 'a', 'wb').write(bytes(1 << 20))")
+        assert listed(cell) == {"a": 1 << 20}
+        cell.close()
+        cell.close()
+        assert cell.directory is None or not os.path.exists(cell.directory)
+    until = time.monotonic() + 5
+    while descriptors() > before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert descriptors() <= before
+    assert len(groups) <= count + 2
+
+
+def test_a_group_is_nobody_elses_while_the_files_are_held(ran):
+    cell, _ = ran("open(out + 'a', 'wb').write(bytes(8 << 20))")
+    if cell._group is None:
+        pytest.skip("no control groups here")
+    time.sleep(0.2)
+    assert not cell._group.is_free()
+    cell.close()
+    until = time.monotonic() + 5
+    while not cell._group.is_free() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert cell._group.is_free()
+
+
+def test_a_cell_that_does_not_show_has_nothing_to_read(engine):
+    cell = engine.start(Command(("python", "main.py"), b"import os; os.listdir('/tmp/output')"), LIMITS, network=False)
+    try:
+        while not isinstance(event := cell.read(1), Exited):
+            pass
+        assert cell.files() is None
+        assert event.exit_code == 1 or os.path.exists("/tmp/output")
+    finally:
+        cell.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,178 @@
+"""What a client is told when the server is not there, not ours, not willing, or gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import errors, get_sandbox, open_session
+from fumehood.backends.remote import client as remote_client
+from running import TOKENS, Running
+from support import wait_until
+
+Client = Callable[..., dict[str, Any]]
+VERSION = {"X-Fumehood-Version": "0.0", "Content-Type": "application/json"}
+
+
+def refused(kind: type[Exception], arguments: dict[str, Any]) -> list[str]:
+    """What a one-shot and a session say."""
+    said = []
+    with get_sandbox(**arguments) as sandbox, pytest.raises(kind) as caught:
+        sandbox.execute("print(1)")
+    said.append(str(caught.value))
+    with open_session(start_retries=0, **arguments) as session, pytest.raises(kind) as caught:
+        session.run("print(1)")
+    return [*said, str(caught.value)]
+
+
+def test_no_server(client: Client, nobody: str) -> None:
+    for said in refused(errors.BackendUnavailable, client(nobody)):
+        assert f"no server at {nobody}" in said
+        assert "fumehood serve" in said
+
+
+def test_the_fallback_runs_it_where_there_is_no_server(client: Client, nobody: str) -> None:
+    with get_sandbox(**client(nobody, fallback="local")) as sandbox:
+        result = sandbox.execute("print(1)")
+    assert (result.stdout, result.meta["fallback"]["from"]) == ("1\n", "remote")
+
+
+def test_a_refused_token(server: Running, client: Client) -> None:
+    for said in refused(errors.ConfigurationError, client(server.url, remote_token="not-the-token-0123456789")):
+        assert "refused the token" in said
+        assert "SANDBOX_REMOTE_TOKEN" in said
+        assert "not-the-token" not in said
+
+
+@pytest.mark.parametrize("status", [200, 301, 404, 500])
+def test_something_that_is_no_fumehood(client: Client, stranger: Callable[..., str], status: int) -> None:
+    seen: list[str] = []
+    url = stranger(status, {"Location": "/"}, b"<html>", seen)
+    for said in refused(errors.BackendUnavailable, client(url)):
+        assert "no fumehood server" in said
+        assert "SANDBOX_REMOTE_URL" in said
+    assert {each.split()[0] for each in seen} == {"GET"}  # no code was sent to it
+
+
+def test_a_proxy_whose_server_is_down(client: Client, stranger: Callable[..., str]) -> None:
+    for said in refused(errors.BackendUnavailable, client(stranger(502, {}, b"bad gateway"))):
+        assert "a proxy whose server is down" in said
+
+
+def test_another_protocol(
+    server: Running, client: Client, stranger: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = json.dumps({"version": "9.0", "protocol": 9, "receipt": {"level": "sealed"}}).encode()
+    for said in refused(errors.BackendUnavailable, client(stranger(200, VERSION, newer))):
+        assert "protocol 9" in said
+    monkeypatch.setattr(remote_client, "PROTOCOL", "9")
+    for said in refused(errors.BackendUnavailable, client(server.url)):
+        assert "another version of the protocol" in said
+
+
+def test_a_server_that_says_to_come_in_an_hour_is_not_waited_for(client: Client, stranger: Callable[..., str]) -> None:
+    problem = json.dumps({"code": "too_many", "detail": "enough for now"}).encode()
+    began = time.monotonic()
+    for said in refused(errors.BackendUnavailable, client(stranger(429, {**VERSION, "Retry-After": "3600"}, problem))):
+        assert "enough for now; again in 3600 s" in said
+    assert time.monotonic() - began < 20
+
+
+def test_a_quota_of_one_at_a_time_is_waited_for(start: Callable[..., Running], client: Client) -> None:
+    running = start(tokens=[{"name": "alice", "token": TOKENS["alice"], "max_concurrent": 1}])
+    with get_sandbox(**client(running.url)) as sandbox, ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(sandbox.execute, ["import time; time.sleep(0.4); print('done')"] * 3))
+    assert [result.stdout for result in results] == ["done\n"] * 3
+    assert '"status": 429' in running.log()
+
+
+def test_a_server_that_is_killed_in_mid_run(start: Callable[..., Running], client: Client) -> None:
+    running = start(env={"SANDBOX_NETWORK": "true"})
+    with (
+        get_sandbox(**client(running.url, network=True)) as sandbox,
+        open_session(**client(running.url, start_retries=0)) as session,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        session.run("x = 1")
+        code = "print('up', flush=True)\nimport time; time.sleep(60)"
+        asked = [pool.submit(sandbox.execute, code), pool.submit(session.run, code)]
+        assert wait_until(lambda: _running(running) == 2, 20)
+        running.process.kill()
+        for each in asked:
+            with pytest.raises(errors.SandboxLost, match="went away"):
+                each.result(30)
+        with pytest.raises(errors.BackendUnavailable, match="no server at"):
+            session.run("x")
+
+
+def _running(server: Running) -> int:
+    with server.client() as http:
+        numbers = http.get("/metrics").text
+    found = [line.split()[-1] for line in numbers.splitlines() if line.startswith("fumehood_running ")]
+    return int(float(found[0])) if found else -1
+
+
+def test_a_session_that_the_server_ended_begins_anew(server: Running, client: Client) -> None:
+    with open_session(**client(server.url)) as session:
+        session.run("x = 1")
+        with server.client() as http:
+            (other,) = http.get("/sessions").json()["sessions"]
+            assert http.delete(f"/sessions/{other['session_id']}").status_code == 204
+        with pytest.raises(errors.SandboxLost, match="has ended it"):
+            session.run("x")
+        assert "NameError" in session.run("x").stderr
+
+
+# ---- TLS
+
+
+@pytest.fixture
+def https(tmp_path: Path) -> Any:
+    """A web server whose certificate nobody has signed."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    if shutil.which("openssl") is None:
+        pytest.skip("makes a certificate with openssl, which is not installed")
+    made = ("-keyout", "key.pem", "-out", "cert.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", *made],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    httpd.socket = context.wrap_socket(httpd.socket, server_side=True, do_handshake_on_connect=False)
+    httpd.handle_error = lambda *_: None  # type: ignore[method-assign]
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"https://localhost:{httpd.server_address[1]}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def test_a_certificate_that_nobody_signed(client: Client, https: str) -> None:
+    for said in refused(errors.BackendUnavailable, client(https)):
+        assert "certificate" in said
+        assert "SSL_CERT_FILE" in said
+
+
+def test_a_server_without_tls(server: Running, client: Client) -> None:
+    for said in refused(errors.BackendUnavailable, client(server.url.replace("http:", "https:"))):
+        assert "no TLS with https://" in said
+
+
+def test_a_server_with_tls_that_is_asked_without(client: Client, https: str) -> None:
+    for said in refused(errors.BackendUnavailable, client(https.replace("https:", "http:"))):
+        assert "SANDBOX_REMOTE_URL" in said

@@ -1,0 +1,149 @@
+"""What a server has a say in, and what comes back from it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import errors, get_sandbox, open_session
+from fumehood.types import Output
+from running import Running
+
+Client = Callable[..., dict[str, Any]]
+_MB = 1024 * 1024
+
+
+def test_the_limits_that_held_are_the_server_s(server: Running, client: Client) -> None:
+    with get_sandbox(**client(server.url, memory_mb=500, processes=20)) as sandbox:
+        result = sandbox.execute("keep = bytearray(b'x') * (400 << 20)")
+    assert (result.meta["reason"], result.exit_code) == ("memory", 137)
+    assert "memory limit of 200 MB" in result.stderr
+    limits = result.meta["resource_limits"]
+    assert (limits["memory_bytes"], limits["processes"]) == (200 * _MB, 20)
+    assert result.meta["limits_clamped"] == ["memory_mb"]
+
+
+def test_the_server_s_ceiling_of_time_is_told(start: Callable[..., Running], client: Client) -> None:
+    running = start(env={"SANDBOX_MAX_TIMEOUT_SEC": "1", "SANDBOX_TIMEOUT_SEC": "1"})
+    with get_sandbox(**client(running.url)) as sandbox, open_session(**client(running.url)) as session:
+        for result in (sandbox.execute("while True: pass", timeout=30), session.run("while True: pass", timeout=30)):
+            assert (result.exit_code, result.meta["reason"]) == (-1, "timeout")
+            assert "timed out after 1 s" in result.stderr
+
+
+def test_every_line_of_a_receipt_says_whose_word_it_is(server: Running, client: Client) -> None:
+    with get_sandbox(**client(server.url)) as sandbox:
+        receipt = sandbox.check()
+    assert all(axis.mechanism.startswith("said by the server: ") for axis in receipt.axes.values())
+
+
+def test_a_level_that_the_server_does_not_have_is_refused_there(start: Callable[..., Running], client: Client) -> None:
+    running = start(env={"SANDBOX_ISOLATION": "process"})
+    with get_sandbox(**client(running.url)) as sandbox:
+        assert sandbox.execute("print(1)").meta["isolation"]["level"] == "process"
+    for make in (get_sandbox, open_session):
+        with make(**client(running.url, require="sealed")) as made, pytest.raises(errors.IsolationUnavailable):
+            made.check()
+
+
+def test_what_the_server_does_not_allow(server: Running, client: Client) -> None:
+    with get_sandbox(**client(server.url, supported_languages="python,bash")) as sandbox:
+        with pytest.raises(errors.LanguageNotAllowed, match="the server does not allow it"):
+            sandbox.execute("echo 1", "bash")
+    with open_session(**client(server.url)) as session:
+        assert session.exec(["echo", "1"]).stdout == "1\n"
+        with pytest.raises(errors.CommandNotAllowed, match="the server does not allow it"):
+            session.exec(["cat"])
+
+
+def test_the_server_s_import_screen_says_why(start: Callable[..., Running], client: Client) -> None:
+    running = start(env={"SANDBOX_BLOCK_DANGEROUS_IMPORTS": "true"})
+    with get_sandbox(**client(running.url)) as sandbox, open_session(**client(running.url)) as session:
+        for result in (sandbox.execute("import socket"), session.run("import socket")):
+            assert (result.exit_code, result.meta["reason"]) == (1, "error")
+            assert "socket" in result.stderr
+            assert result.meta["blocked_imports"] == ["socket"]
+
+
+def test_output_comes_byte_for_byte(server: Running, client: Client) -> None:
+    code = "import random, sys; r = random.Random(7); sys.stdout.buffer.write(r.randbytes(3_000_000))"
+    expected = __import__("random").Random(7).randbytes(3_000_000)
+    with open_session(**client(server.url)) as session, session.stream(code) as stream:
+        got = b"".join(event.data for event in stream if isinstance(event, Output) and event.stream == "stdout")
+    assert got == expected
+
+
+def test_a_dataset_that_is_too_large_for_the_server(server: Running, client: Client, tmp_path: Path) -> None:
+    with (tmp_path / "big.csv").open("wb") as file:
+        os.truncate(file.fileno(), 60 * _MB)
+    with open_session(datasets={"big": tmp_path / "big.csv"}, **client(server.url)) as session:
+        with pytest.raises(errors.BadArgument, match=r"big\.csv.* of 60 MB does not fit on the server"):
+            session.run("1")
+        with server.client() as http:
+            assert http.get("/sessions").json() == {"sessions": []}
+
+
+def test_more_input_than_the_server_takes_is_not_sent(server: Running, client: Client) -> None:
+    with get_sandbox(**client(server.url)) as sandbox:
+        with pytest.raises(errors.BadArgument, match="more than the server takes"):
+            sandbox.execute("pass", stdin=b"x" * (30 * _MB))
+        assert sandbox.execute("print(1)").stdout == "1\n"
+
+
+def test_requirements_are_installed_by_the_server(
+    start: Callable[..., Running], client: Client, tmp_path: Path
+) -> None:
+    house = tmp_path / "house"
+    house.mkdir()
+    info = "farpkg-1.0.dist-info"
+    files = {
+        "farpkg.py": "where = 'far'\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: farpkg\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(house / "farpkg-1.0-py3-none-any.whl", "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": "".join(f"{path},,\n" for path in files)}.items():
+            archive.writestr(path, text)
+    packages = tmp_path / "packages"
+    packages.mkdir(mode=0o755)
+    running = start(env={"SANDBOX_WHEELHOUSE": str(house), "SANDBOX_PACKAGES_DIR": str(packages)})
+    code = "import farpkg; print(farpkg.where)"
+    with get_sandbox(**client(running.url)) as sandbox:
+        result = sandbox.execute(code, requirements=["farpkg"], timeout=60)
+        assert (result.stdout, result.stderr, result.meta["packages"]) == ("far\n", "", ["farpkg==1.0"])
+        with pytest.raises(errors.PackageError):
+            sandbox.execute(code, requirements=["no-such-package-anywhere"])
+    with open_session(**client(running.url)) as plain:
+        assert "ModuleNotFoundError" in plain.run(code).stderr
+        assert plain.run(code, 60, requirements=["farpkg"]).stdout == "far\n"
+    with open_session(requirements=["farpkg"], **client(running.url)) as session:
+        result = session.run(code, timeout=60)
+        assert (result.stdout, result.meta["packages"]) == ("far\n", ["farpkg==1.0"])
+    few = client(running.url, allowed_packages="numpy")
+    with get_sandbox(**few) as sandbox, pytest.raises(errors.PackageError, match="SANDBOX_ALLOWED_PACKAGES"):
+        sandbox.execute(code, requirements=["farpkg"])
+
+
+def test_a_server_may_stand_before_another(start: Callable[..., Running], client: Client) -> None:
+    last = start()
+    settings = {key: value for key, value in client(last.url).items() if key != "store_code"}
+    first = start(env={f"SANDBOX_{name.upper()}": value for name, value in settings.items()})
+    with first.client() as http:
+        asked = {
+            "code": "import sys; print(open('a').read()); open('/tmp/output/b', 'w').write('out')",
+            "files": [{"path": "a", "content_base64": "aW4="}],
+        }
+        found = http.post("/execute", json=asked).json()
+        assert (found["stdout"], [file["path"] for file in found["files"]]) == ("in\n", ["/tmp/output/b"])
+        asked["files"].append({"path": "/tmp/c", "content_base64": "aW4="})  # type: ignore[attr-defined]
+        assert http.post("/execute", json=asked).json()["stdout"] == "in\n"
+    with open_session(**client(first.url)) as session:
+        assert session.run("x = 6").exit_code == 0
+        assert session.run("x * 7").meta["results"] == [{"text/plain": "42"}]
+        assert session.run("while True: pass", timeout=1).meta["state"] == "kept"
+        assert session.run("x").meta["results"] == [{"text/plain": "6"}]

@@ -1,0 +1,140 @@
+"""OpenAPI, problems, metrics and traces."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx2
+import pytest
+
+from fumehood import errors
+from fumehood.server.problems import KINDS, from_error
+from running import TOKENS, Running
+from support import wait_until
+
+Start = Callable[..., Running]
+
+
+def test_the_description_is_valid_and_whole(alice: httpx2.Client) -> None:
+    validator = pytest.importorskip("openapi_spec_validator", reason="needs openapi-spec-validator")
+    found = alice.get("/openapi.json").json()
+    validator.validate(found)
+    assert {"/execute", "/sessions", "/healthz", "/readyz", "/metrics", "/openapi.json"} <= found["paths"].keys()
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            public = operation.get("security") == []
+            assert public == (path in ("/", "/healthz", "/readyz", "/assets/{name}")), path
+            assert {"400", "403", "500"} <= operation["responses"].keys()
+            assert public or "401" in operation["responses"]
+            if "requestBody" in operation and method == "post":
+                assert "example" in operation["requestBody"]["content"]["application/json"], path
+
+
+def test_examples_are_what_is_taken(alice: httpx2.Client) -> None:
+    operation = alice.get("/openapi.json").json()["paths"]["/execute"]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    example.pop("session_id", None)
+    example.pop("requirements", None)  # needs an index
+    assert alice.post("/execute", json=example).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("/root/secret"), "internal"),
+        (KeyError("/root/secret"), "internal"),
+        (errors.EngineFailed("cannot open /root/secret"), "unavailable"),
+        (errors.BackendUnavailable("no /root/secret"), "unavailable"),
+        (errors.SandboxLost("/root/secret"), "sandbox_lost"),
+        (errors.RecordsError("/root/secret"), "internal"),
+        (errors.ConfigurationError("/root/secret"), "internal"),
+        (errors.IsolationUnavailable("/root/secret", step="mount /root/secret"), "isolation_unavailable"),
+        (errors.RuntimeMissing("/root/secret"), "language_not_allowed"),
+    ],
+)
+def test_an_error_of_this_machine_tells_nothing_of_it(error: Exception, code: str) -> None:
+    told = from_error(error)
+    assert (told.code, told.status) == (code, KINDS[code][0])
+    assert "secret" not in json.dumps(told.body("id"))
+
+
+def test_every_error_of_ours_is_a_problem() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(kinds) > 15
+    for kind in kinds:
+        error = kind("text", "missing") if kind is errors.FileError else kind("text")
+        assert from_error(error).code in KINDS
+
+
+def test_a_failure_of_the_server_shows_no_trace(start: Start) -> None:
+    running = start(env={"SANDBOX_STORE_CODE": "always"})
+    records = running.directory / "artifacts"
+    with running.client() as client:
+        assert client.get("/history").status_code == 200
+        records.mkdir(exist_ok=True)
+        executions = records / "executions"
+        if executions.exists():
+            executions.rename(records / "moved")
+        executions.write_text("no directory")
+        found = client.get("/history")
+    assert found.status_code in (500, 503)
+    assert not re.search(r"Traceback|\.py|/tmp/|artifacts", found.text)
+
+
+def test_numbers_are_of_what_was_done(alice: httpx2.Client) -> None:
+    def number(line: str) -> float:
+        found = re.search(rf"^{re.escape(line)} (\S+)$", alice.get("/metrics").text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    ended = 'fumehood_executions_total{reason="error"}'
+    used = 'fumehood_token_executions_total{token="alice"}'
+    refused = 'fumehood_refused_total{code="not_found"}'
+    before = {line: number(line) for line in (ended, used, refused)}
+    assert alice.post("/execute", json={"code": "1/0"}).status_code == 200
+    assert alice.get("/nowhere").status_code == 404
+    assert wait_until(lambda: all(number(line) >= value + 1 for line, value in before.items()))  # after the answer
+    text = alice.get("/metrics").text
+    assert "nowhere" not in text
+    assert 'route="/execute"' in text
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    """Takes traces by OTLP over HTTP."""
+    taken: list[bytes] = []
+
+    class Takes(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Takes) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}", taken
+        listening.shutdown()
+        thread.join()
+
+
+def test_traces_go_where_the_variables_say(start: Start, collector: tuple[str, list[bytes]]) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otel`")
+    url, taken = collector
+    running = start(env={"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "200"})
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with running.client() as client:
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+        assert client.post("/execute", json={"code": "print('canary-31415')"}, headers=headers).status_code == 200
+    assert wait_until(lambda: b"POST /execute" in b"".join(taken), 30)
+    sent = b"".join(taken)
+    assert bytes.fromhex(trace) in sent
+    assert b"canary-31415" not in sent
+    assert TOKENS["alice"].encode() not in sent
+    assert running.stop() == 0

@@ -1,0 +1,251 @@
+"""How it stops, by every signal, and what a crash leaves: nothing that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from processes import beneath
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from running import TOKENS, Running
+from support import wait_until
+
+Start = Callable[..., Running]
+LONG = {"code": "import time; print('here', flush=True); time.sleep(100)", "timeout": 100}
+GONE_S = 20.0
+
+
+def _in_thread(running: Running, body: dict[str, Any]) -> Future[httpx2.Response]:
+    """A request whose program has certainly begun."""
+
+    def ask() -> httpx2.Response:
+        with running.client() as client:
+            return client.post("/execute", json=body)
+
+    with running.client() as client:
+        before = _number(client)
+        asked = ThreadPoolExecutor(1).submit(ask)
+        assert wait_until(lambda: _number(client) > before, 30)
+    time.sleep(0.3)
+    return asked
+
+
+def _number(client: httpx2.Client) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith("fumehood_running "))
+
+
+def _port(running: Running) -> int:
+    return int(running.url.rpartition(":")[2])
+
+
+def test_sigterm_lets_what_runs_end_and_takes_nothing_new(start: Start) -> None:
+    running = start("--grace", "30")
+    family = beneath(running.process.pid)
+    asked = _in_thread(running, {"code": "import time; time.sleep(2); print('done')"})
+    running.process.send_signal(signal.SIGTERM)
+    time.sleep(0.7)
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{running.url}/healthz")
+    found = asked.result(60)
+    assert (found.status_code, found.json()["stdout"]) == (200, "done\n")
+    assert running.process.wait(30) == 0
+    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+
+
+def test_after_the_grace_what_runs_is_ended_and_streams_with_it(start: Start) -> None:
+    running = start("--grace", "1")
+    with running.client() as client:
+        session = client.post("/sessions", json={}).json()["session_id"]
+        ticket = client.post(f"/sessions/{session}/ticket").json()["ticket"]
+    with connect(f"{running.url.replace('http', 'ws')}/sessions/{session}/events?ticket={ticket}") as events:
+        asked = _in_thread(running, LONG)
+        family = beneath(running.process.pid)
+        assert len(family) > 2
+        stopped = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed):
+            events.recv(timeout=30)
+        found = asked.result(60)
+        assert (found.status_code, found.json()["code"]) == (503, "sandbox_lost")
+        assert running.process.wait(30) == 0
+        assert time.monotonic() - stopped < 15
+    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+
+
+def test_a_stream_ends_with_an_error_when_the_server_stops(start: Start) -> None:
+    running = start("--grace", "1")
+    lines: list[str] = []
+    with running.client() as client:
+        with client.stream("POST", "/execute", json=LONG, headers={"Accept": "application/x-ndjson"}) as stream:
+            for line in stream.iter_lines():
+                lines.append(line)
+                if "here" in line:
+                    running.process.send_signal(signal.SIGTERM)
+    assert '"error"' in lines[-1]
+    assert '"sandbox_lost"' in lines[-1]
+    assert running.process.wait(30) == 0
+
+
+def test_sigint_stops_it_and_a_second_one_does_not_wait(start: Start) -> None:
+    running = start("--grace", "60")
+    asked = _in_thread(running, LONG)
+    family = beneath(running.process.pid)
+    running.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert running.process.poll() is None  # it waits for the program
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 128 + signal.SIGINT
+    assert asked.result(30).status_code == 503
+    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+
+
+def test_a_killed_server_leaves_nothing_running_and_starts_again_where_it_was(start: Start) -> None:
+    running = start()
+    with running.client() as client:
+        session = client.post("/sessions", json={}).json()["session_id"]
+        assert client.post(f"/sessions/{session}/run", json={"code": "x = 1"}).status_code == 200
+    asked = _in_thread(running, LONG)
+    family = beneath(running.process.pid)
+    assert len(family) > 3  # itself, and the processes of a session and of a program
+    running.process.kill()
+    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+    with pytest.raises(httpx2.TransportError):
+        asked.result(30)
+    again = start("--port", str(_port(running)))
+    assert _port(again) == _port(running)
+    with again.client() as client:
+        assert client.get("/readyz").status_code == 200
+        assert client.post("/execute", json={"code": "print(6 * 7)"}).json()["stdout"] == "42\n"
+        assert client.get(f"/sessions/{session}").status_code in (404, 410, 421)
+
+
+def test_an_idle_websocket_does_not_hold_it_up(start: Start) -> None:
+    running = start("--grace", "30")
+    with running.client() as client:
+        session = client.post("/sessions", json={}).json()["session_id"]
+        ticket = client.post(f"/sessions/{session}/ticket").json()["ticket"]
+    url = f"{running.url.replace('http', 'ws')}/sessions/{session}/events?ticket={ticket}"
+    with connect(url), socket.create_connection(("127.0.0.1", _port(running))):
+        stopped = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0
+        assert time.monotonic() - stopped < 15
+
+
+def test_readiness_is_of_the_backend(start: Start) -> None:
+    running = start(env={"SANDBOX_TYPE": "docker", "DOCKER_HOST": "unix:///nonexistent/docker.sock"})
+    assert httpx2.get(f"{running.url}/healthz", timeout=60).status_code == 200
+    found = httpx2.get(f"{running.url}/readyz", timeout=60)
+    assert (found.status_code, found.json()["code"]) == (503, "unavailable")
+    assert "nonexistent" not in found.text  # no path of this machine
+    with running.client() as client:
+        failed = client.post("/execute", json={"code": "1"})
+    assert (failed.status_code, failed.json()["code"]) == (503, "unavailable")
+    assert "nonexistent" not in failed.text
+    assert "Traceback" not in running.log()
+
+
+def test_many_clients_at_once_get_right_answers(server: Running) -> None:
+    with server.client() as client:
+
+        def ask(number: int) -> str:
+            found = client.post("/execute", json={"code": f"print({number} * 2)"})
+            assert found.status_code == 200, found.text
+            return str(found.json()["stdout"])
+
+        with ThreadPoolExecutor(20) as pool:
+            assert list(pool.map(ask, range(40))) == [f"{number * 2}\n" for number in range(40)]
+
+
+@pytest.fixture
+def pair(start: Start) -> Running:
+    return start("--workers", "2", "--grace", "2")
+
+
+def _directories(prefix: str) -> list[str]:
+    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(prefix)]
+
+
+def _workers(running: Running) -> list[int]:
+    found = []
+    for each in beneath(running.process.pid):
+        try:
+            with open(f"/proc/{each.pid}/cmdline", "rb") as file:
+                if b"fumehood.server.workers" in file.read():
+                    found.append(each.pid)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_session_is_found_from_every_worker(pair: Running) -> None:
+    assert len(_workers(pair)) == 2
+    sessions = []
+    for _ in range(6):  # each over a connection of its own, which either may take
+        with pair.client() as client:
+            sessions.append(client.post("/sessions", json={}).json()["session_id"])
+    for number, session in enumerate(sessions * 2):
+        with pair.client() as client:
+            kept = client.post("/execute", json={"session_id": session, "code": f"x = {number}"})
+            assert kept.status_code == 200, kept.text
+        with pair.client() as client:
+            body = {"code": "print(x)"}
+            assert client.post(f"/sessions/{session}/run", json=body).json()["stdout"] == f"{number}\n"
+            ticket = client.post(f"/sessions/{session}/ticket").json()["ticket"]
+        with connect(f"{pair.url.replace('http', 'ws')}/sessions/{session}/events?ticket={ticket}") as events:
+            with pair.client() as client:
+                streamed = {"Accept": "application/x-ndjson"}
+                last = client.post(f"/sessions/{session}/run", json=body, headers=streamed).text.splitlines()[-1]
+                assert json.loads(last)["stdout"] == f"{number}\n"
+            assert json.loads(events.recv(timeout=30))["type"] == "started"
+    with pair.client() as client:
+        missing = client.get("/sessions/s_elsewhere_0123456789012345678901")
+        assert (missing.status_code, missing.json()["instance"]) == (421, "elsewhere")
+        assert client.get("/sessions/s_..%2f..%2fetc_0123456789012345678901").status_code in (404, 422)
+
+
+def test_a_worker_that_dies_is_replaced_and_all_die_with_the_first_process(pair: Running) -> None:
+    with pair.client() as client:
+        session = client.post("/sessions", json={}).json()["session_id"]
+    before = _workers(pair)
+    os.kill(before[0], signal.SIGKILL)
+    assert wait_until(lambda: len(set(_workers(pair)) - {before[0]}) == 2, 30)
+    assert wait_until(lambda: "worker_ended" in pair.log(), 10)
+    statuses = set()
+    for _ in range(8):
+        with pair.client() as client:
+            statuses.add(client.get(f"/sessions/{session}").status_code)
+            assert client.post("/execute", json={"code": "print(1)"}).status_code == 200
+    assert statuses <= {200, 404, 410, 421}
+    assert len(statuses) == 1
+    family, ours = beneath(pair.process.pid), f"fumehood-{pair.process.pid}-"
+    assert _directories(ours)
+    pair.process.kill()
+    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+    assert not _directories(ours)
+
+
+def test_sigterm_stops_all_workers(pair: Running) -> None:
+    family = beneath(pair.process.pid)
+    threads = [threading.Thread(target=lambda: httpx2.get(f"{pair.url}/healthz", timeout=30)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pair.process.send_signal(signal.SIGTERM)
+    assert pair.process.wait(30) == 0
+    assert not any(each.lives for each in family)
+    assert TOKENS["alice"] not in pair.log()

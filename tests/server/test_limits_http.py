@@ -1,0 +1,276 @@
+"""How much one client may ask of the server, and how slowly."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from raw_http import Answer, answer, closed_within, connect, exchange, head
+
+from fumehood.server.routes import deeper
+from running import TOKENS, Running
+from support import wait_until
+
+AUTH = f"Authorization: Bearer {TOKENS['alice']}"
+JSON = "Content-Type: application/json"
+MIB = 1024 * 1024
+
+
+def _post(server: Running, body: bytes, *headers: str) -> Answer:
+    return exchange(server.url, "POST /execute", f"Content-Length: {len(body)}", AUTH, *headers, body=body)
+
+
+def _rss_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("headers", [(AUTH, JSON), (JSON,)], ids=["alice", "nobody"])
+def test_a_body_without_end_is_refused_while_it_comes(server: Running, headers: tuple[str, ...]) -> None:
+    before, piece, sent = _rss_bytes(server.process.pid), b"10000\r\n" + b" " * 65536 + b"\r\n", 0
+    with connect(server.url) as stream:
+        stream.sendall(head(server.url, "POST /execute", "Transfer-Encoding: chunked", *headers))
+        try:
+            while sent < 200 * MIB:
+                stream.sendall(piece)
+                sent += len(piece)
+        except OSError:
+            pass
+        found = answer(stream)
+    assert found.status in (413 if AUTH in headers else 401, 0)  # 0: the reset was faster than we read
+    assert sent < 100 * MIB
+    assert _rss_bytes(server.process.pid) - before < 150 * MIB
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_at_once(server: Running) -> None:
+    found = exchange(server.url, "POST /execute", f"Content-Length: {10 * 1024 * MIB}", AUTH, JSON)
+    assert (found.status, found.json()["code"], found.headers["connection"]) == (413, "too_large", "close")
+    large = json.dumps({"code": "#" * 200_000}).encode()
+    assert _post(server, large, JSON).status == 200
+
+
+def test_a_path_that_takes_no_body_takes_none(server: Running) -> None:
+    assert exchange(server.url, "GET /info", "Content-Length: 1", AUTH, body=b"x").status == 413
+    assert exchange(server.url, "GET /info", "Content-Length: 0", AUTH).status == 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"files":' * 5000, b'{"code":"1","x":' + b"[" * 17 + b"]" * 17 + b"}"]
+)
+def test_deep_json_is_refused_before_it_is_parsed(server: Running, body: bytes) -> None:
+    found = _post(server, body, JSON)
+    assert (found.status, "nested" in found.json()["detail"]) == (400, True)
+    brackets = json.dumps({"code": f"x = {'[' * 50}{']' * 50}  # {chr(92)}{chr(34)}" + "{" * 99}).encode()
+    assert _post(server, brackets, JSON).status == 200  # in a string they are no depth
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [
+        ("[]", 1),
+        ('{"a":[{}]}', 3),
+        ('"[[[["', 0),
+        (r'["\"[[[[", []]', 2),
+        (r'["\\", [[]]]', 3),
+        ('[[],[],[{"a":"}"}]]', 3),
+        ("[" * 9, 9),
+    ],
+)
+def test_depth_is_found_without_parsing(text: str, depth: int) -> None:
+    assert not deeper(text.encode(), depth)
+    assert depth == 0 or deeper(text.encode(), depth - 1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        (("Content-Type: text/plain",), b'{"code":"1"}', 415),
+        (("Content-Type: application/x-www-form-urlencoded",), b"code=1", 415),
+        (("Content-Type: multipart/form-data; boundary=x",), b"--x--", 415),
+        (("Content-Type: application/json; charset=utf-16",), b'{"code":"1"}', 415),
+        ((JSON, "Content-Encoding: gzip"), b"\x1f\x8b", 415),
+        ((), b'{"code":"1"}', 415),
+        ((JSON,), b"", 400),
+        ((JSON,), b"{", 400),
+        ((JSON,), b'{"code":"\xff"}', 400),
+        ((JSON,), b"\xff\xfe{\0", 400),
+        ((JSON,), b"[]", 422),
+        ((JSON,), b'{"code":"1","image":"evil"}', 422),
+        ((JSON,), b'{"code":1}', 422),
+        (("Content-Type: Application/JSON; charset=UTF-8",), b'{"code":"1"}', 200),
+    ],
+)
+def test_json_is_what_it_takes(server: Running, headers: tuple[str, ...], body: bytes, status: int) -> None:
+    assert _post(server, body, *headers).status == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [("X: " + "x" * 20_000,), tuple(f"X-{n}: 1" for n in range(70)), tuple(f"X-{n}: {'x' * 900}" for n in range(20))],
+    ids=["one large", "many", "large together"],
+)
+def test_headers_are_bounded(server: Running, headers: tuple[str, ...]) -> None:
+    assert exchange(server.url, "GET /info", AUTH, *headers).status == 431
+    assert exchange(server.url, "GET /info", AUTH, *(f"X-{n}: 1" for n in range(40)), "Y: " + "y" * 4000).status == 200
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x16\x03\x01\x02\x00", b"GET / HTTPS\r\n\r\n", b"GET /\r\n\r\n", b"\0" * 64 + b"\r\n\r\n"]
+)
+def test_what_is_no_http_is_told_so(server: Running, data: bytes) -> None:
+    with connect(server.url) as stream:
+        stream.sendall(data)
+        stream.shutdown(socket.SHUT_WR)
+        assert answer(stream).status in (400, 0)
+    assert exchange(server.url, "GET /healthz").status == 200
+
+
+def test_two_framings_of_one_body_are_bad(server: Running) -> None:
+    framings = ("Content-Length: 4", "Transfer-Encoding: chunked")
+    assert exchange(server.url, "POST /execute", *framings, AUTH, JSON, body=b"0\r\n\r\n").status == 400
+    assert exchange(server.url, "POST /execute", "Content-Length: 4", "Content-Length: 5", AUTH, JSON).status == 400
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Short of time and of places."""
+    entries = [{"name": name, "token": token} for name, token in TOKENS.items()]
+    entries += [
+        {"name": "one", "token": "one-at-a-time-0123456789", "max_concurrent": 1},
+        {"name": "few", "token": "few-a-minute-0123456789", "per_minute": 3},
+    ]
+    flags = ("--client-timeout", "2", "--max-connections", "12", "--max-running", "1", "--max-queue", "1")
+    running = Running(tmp_path_factory.mktemp("strict"), *flags, tokens=entries)
+    yield running
+    running.stop()
+
+
+def _drip(stream: socket.socket, pieces: int = 100) -> None:
+    try:
+        for _ in range(pieces):
+            stream.sendall(b"x")
+            time.sleep(0.1)
+    except OSError:
+        pass
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /healthz HTTP/1.1\r\nX: "], ids=["silence", "slow headers"])
+def test_slow_headers_are_cut_off(strict: Running, first: bytes) -> None:
+    with connect(strict.url) as stream:
+        stream.sendall(first)
+        if first:
+            threading.Thread(target=_drip, args=(stream,), daemon=True).start()
+        assert closed_within(stream, 20)
+    assert exchange(strict.url, "GET /healthz").status == 200
+
+
+def test_slow_headers_of_a_second_request_are_cut_off(strict: Running) -> None:
+    with connect(strict.url) as stream:
+        stream.sendall(head(strict.url, "GET /healthz"))
+        assert answer(stream).status == 200
+        stream.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        threading.Thread(target=_drip, args=(stream,), daemon=True).start()
+        assert closed_within(stream, 12)  # the drip alone lasts 10 s, and idle connections live 15
+
+
+def test_a_slow_body_is_cut_off(strict: Running) -> None:
+    with connect(strict.url) as stream:
+        stream.sendall(head(strict.url, "POST /execute", "Content-Length: 1000", AUTH, JSON))
+        threading.Thread(target=_drip, args=(stream,), daemon=True).start()
+        found = answer(stream)
+    assert (found.status, found.headers["connection"]) == (408, "close")
+
+
+def test_a_client_that_does_not_read_is_cut_off(strict: Running) -> None:
+    size = 24 * MIB
+    with strict.client() as client:
+        session = client.post("/sessions", json={}).json()["session_id"]
+        path = f"/sessions/{session}/files/content?path=/workspace/large"
+        kind = {"Content-Type": "application/octet-stream"}
+        assert client.put(path, content=b"x" * size, headers=kind).status_code < 300
+        with socket.socket() as stream:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stream.settimeout(30)
+            stream.connect(("127.0.0.1", int(strict.url.rpartition(":")[2])))
+            stream.sendall(head(strict.url, f"GET {path}", AUTH))
+            time.sleep(6)
+            assert len(answer(stream).body) < size
+        assert len(client.get(path).content) == size
+        client.delete(f"/sessions/{session}")
+
+
+def test_connections_are_counted(strict: Running) -> None:
+    held = [connect(strict.url) for _ in range(12)]
+    try:
+        found = exchange(strict.url, "GET /healthz")
+        assert (found.status, found.headers["retry-after"]) == (503, "1")
+    finally:
+        for stream in held:
+            stream.close()
+    assert wait_until(lambda: exchange(strict.url, "GET /healthz").status == 200)
+
+
+class _Busy:
+    """An execution that lasts until the client leaves."""
+
+    def __init__(self, server: Running, token: str) -> None:
+        self.stream = connect(server.url)
+        body = b'{"code": "import time; time.sleep(60)", "timeout": 60}'
+        headers = (f"Authorization: Bearer {token}", JSON, f"Content-Length: {len(body)}")
+        self.stream.sendall(head(server.url, "POST /execute", *headers) + body)
+
+    def leave(self) -> None:
+        self.stream.close()
+
+
+def _number(client: httpx2.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_executions_wait_for_a_place_and_too_many_are_refused(strict: Running) -> None:
+    with strict.client() as client:
+        running = _Busy(strict, TOKENS["alice"])
+        assert wait_until(lambda: _number(client, "fumehood_running") == 1, 20)
+        waiting = _Busy(strict, TOKENS["bob"])
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 1, 20)
+        refused = client.post("/execute", json={"code": "1"})
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        running.leave()
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 0, 20)
+        waiting.leave()
+        assert wait_until(lambda: _number(client, "fumehood_running") == 0, 20)
+        assert client.post("/execute", json={"code": "print(1)"}).json()["stdout"] == "1\n"
+
+
+def test_a_token_has_its_own_number_of_executions(strict: Running) -> None:
+    token = "one-at-a-time-0123456789"
+    with strict.client(token) as client:
+        running = _Busy(strict, token)
+        assert wait_until(lambda: _number(client, "fumehood_running") == 1, 20)
+        refused = client.post("/execute", json={"code": "1"})
+        assert (refused.status_code, refused.json()["code"], "retry-after" in refused.headers) == (
+            429,
+            "too_many",
+            True,
+        )
+        running.leave()
+        assert wait_until(lambda: _number(client, "fumehood_running") == 0, 20)
+        assert client.post("/execute", json={"code": "1"}).status_code == 200
+
+
+def test_a_token_has_its_own_number_of_requests_a_minute(strict: Running) -> None:
+    with strict.client("few-a-minute-0123456789") as client:
+        statuses = [client.get("/info").status_code for _ in range(4)]
+        refused = client.get("/info")
+    assert statuses == [200, 200, 200, 429]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    with strict.client() as client:
+        assert client.get("/info").status_code == 200

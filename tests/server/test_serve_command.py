@@ -1,0 +1,164 @@
+"""`fumehood serve`: what it prints, what it refuses to start with, and where the token is not to be found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from fumehood.cli.main import main
+from running import TOKENS, Running
+from support import wait_until
+
+Start = Callable[..., Running]
+SERVE = [sys.executable, "-m", "fumehood", "serve", "--port", "0"]
+
+
+def _refused(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(["serve", "--port", "0", *words])
+    out, err = capfd.readouterr()
+    assert out == ""
+    return code, err
+
+
+def test_a_missing_extra_prints_the_line_to_type(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    code, err = _refused(capfd)
+    assert (code, "pip install 'fumehood[server]'" in err) == (2, True)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "sandbox.example"])
+def test_not_loopback_it_wants_a_token_that_is_given(host: str, capfd: Any) -> None:
+    code, err = _refused(capfd, "--host", host)
+    assert (code, "FUMEHOOD_TOKEN" in err) == (2, True)
+
+
+def test_not_loopback_it_wants_level_sealed(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setenv("FUMEHOOD_TOKEN", "given-token-0123456789")
+    code, err = _refused(capfd, "--host", "0.0.0.0", "--isolation", "process")
+    assert (code, "--allow-weak" in err, "level process" in err) == (78, True, True)
+
+
+def test_not_loopback_with_the_flag_it_starts_and_addresses_are_its_hosts(start: Start) -> None:
+    running = start("--host", "0.0.0.0", "--isolation", "process", "--allow-weak", "--allow-host", "sandbox.example")
+    url = f"http://127.0.0.1:{running.url.rpartition(':')[2]}"
+    hosts = {"127.0.0.1:99": 200, "10.1.2.3": 200, "[::1]:8080": 200, "localhost": 200, "sandbox.example:1": 200}
+    for host, status in {**hosts, "evil.example": 403, "sandbox.example.evil.example": 403}.items():
+        assert httpx2.get(f"{url}/healthz", headers={"Host": host}).status_code == status, host
+
+
+def test_it_listens_on_loopback_alone(server: Running) -> None:
+    inodes = {os.readlink(f"/proc/{server.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{server.process.pid}/fd")}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+    assert listening == [f"0100007F:{int(server.url.rpartition(':')[2]):04X}"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--port", "70000"),
+        ("--port", "x"),
+        ("--workers", "0"),
+        ("--grace", "0"),
+        ("--instance", "a/b"),
+        ("--host", "127.0.0.1", "--max-running", "0"),
+    ],
+)
+def test_a_wrong_option_is_told(words: tuple[str, ...], capfd: Any) -> None:
+    assert _refused(capfd, *words)[0] == 2
+
+
+def test_a_port_that_is_taken_is_told(server: Running, capfd: Any) -> None:
+    code, err = _refused(capfd, "--port", server.url.rpartition(":")[2])
+    assert (code, "try another --port" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no token"),
+        ("short", "16 or more"),
+        ('{"name": "a"}', "one of token and sha256"),
+        ('{"name": "a", "token": "0123456789abcdef", "quota": 1}', "unknown keys: quota"),
+        ('{"name": "a", "token": "0123456789abcdef", "per_minute": "many"}', "whole numbers"),
+        ('{"name": "a", "sha256": "abc"}', "64 hexadecimal"),
+        ('{"name": "a", "token": "0123456789abcdef"}\n{"name": "a", "token": "0123456789abcdeg"}', "twice"),
+        ("a: [", "neither YAML nor JSON"),
+    ],
+)
+def test_a_token_file_that_is_wrong_is_told(text: str, told: str, tmp_path: Path, capfd: Any) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(text)
+    code, err = _refused(capfd, "--token-file", str(file))
+    assert (code, told in err) == (78, True), err
+    assert "0123456789abcde" not in err
+
+
+def test_a_token_is_made_and_printed_once(tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FUMEHOOD_")}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(SERVE, cwd=tmp_path, env=kept, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.fullmatch(
+            r"fumehood serves at (http://127\.0\.0\.1:\d+)/#token=(\S{43})\n", process.stdout.readline()
+        )
+        assert found
+        url, token = found.groups()
+        headers = {"Authorization": f"Bearer {token}"}
+        assert httpx2.get(f"{url}/openapi.json", headers=headers).status_code == 200
+        code = "import os; print(sorted(os.environ)); print(open('/proc/self/environ').read())"
+        ran = httpx2.post(f"{url}/execute", headers=headers, json={"code": code}, timeout=60).json()
+        assert ran["exit_code"] in (0, 1)
+        assert token not in ran["stdout"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        process.stdout.close()
+        assert process.wait(30) == 0
+    assert rest == ""
+    assert token not in (tmp_path / "log").read_text()
+
+
+def test_a_given_token_is_printed_nowhere_and_reaches_no_program(start: Start) -> None:
+    token = "given-token-by-variable-0123"
+    running = start("--workers", "2", env={"FUMEHOOD_TOKEN": token})
+    with running.client(token) as client:
+        code = "import os; print(dict(os.environ)); print(*os.listdir('/proc'))"
+        assert token not in client.post("/execute", json={"code": code}).text
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                command = Path("/proc", name, "cmdline").read_bytes()
+            except OSError:
+                continue
+            assert token.encode() not in command
+            assert TOKENS["alice"].encode() not in command
+    assert token not in running.log()
+
+
+def test_tokens_rotate_without_a_restart(start: Start) -> None:
+    running = start()
+    file = running.directory / "tokens.json"
+
+    def status(token: str) -> int:
+        return httpx2.get(f"{running.url}/info", headers={"Authorization": f"Bearer {token}"}, timeout=60).status_code
+
+    assert (status(TOKENS["alice"]), status("carol-token-0123456789")) == (200, 401)
+    file.write_text('{"name": "carol", "token"')  # not whole yet: what was in force stays
+    time.sleep(1.5)
+    assert status(TOKENS["alice"]) == 200
+    file.write_text(json.dumps([{"name": "carol", "token": "carol-token-0123456789"}]))
+    assert wait_until(lambda: status("carol-token-0123456789") == 200, 20)
+    assert status(TOKENS["alice"]) == 401

@@ -1,0 +1,132 @@
+"""WebSockets that listen to a session, against a real server."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+
+def ticket(client, session):
+    return client.post(f"/sessions/{session}/ticket").json()["ticket"]
+
+
+def listen(server, session, opened_with, **kinds) -> ClientConnection:
+    url = server.url.replace("http:", "ws:")
+    return connect(f"{url}/sessions/{session}/events?ticket={opened_with}", open_timeout=30, max_size=None, **kinds)
+
+
+def until(socket, kind):
+    found = []
+    while not found or found[-1]["type"] != kind:
+        found.append(json.loads(socket.recv(timeout=30)))
+    return found
+
+
+def run(client, session, code):
+    return client.post(f"/sessions/{session}/run", json={"code": code})
+
+
+def test_everything_that_runs_is_told(server, alice, session):
+    with listen(server, session, ticket(alice, session)) as socket:
+        ran = run(alice, session, "print('hello')\n42").json()
+        found = until(socket, "result")
+        assert [event["type"] for event in found] == ["started", "output", "display", "result"]
+        assert found[0]["execution_id"] == ran["execution_id"] == found[-1]["execution_id"]
+        alice.post(f"/sessions/{session}/exec", json={"command": ["echo", "x"]})
+        assert {"type": "output", "stream": "stdout", "text": "x\n"} in until(socket, "result")
+
+
+def test_an_image_in_the_output_directory_is_told_of(server, alice, session):
+    with listen(server, session, ticket(alice, session)) as socket:
+        run(alice, session, "import os; _ = open(os.environ['TMPDIR'] + '/output/plot.png', 'wb').write(b'x')")
+        found = until(socket, "result")
+    shown = [event["path"] for event in found if event["type"] == "visualization"]
+    assert [path.rpartition("/")[2] for path in shown] == ["plot.png"]
+
+
+def test_a_ticket_opens_one_socket_once(server, alice, session):
+    once = ticket(alice, session)
+    with listen(server, session, once):
+        pass
+    refused(server, session, once)
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "0" * 43])
+def test_no_socket_without_a_ticket(server, session, wrong):
+    refused(server, session, wrong)
+
+
+def test_a_ticket_is_for_one_session(server, alice, session):
+    other = alice.post("/sessions", json={}).json()["session_id"]
+    try:
+        refused(server, other, ticket(alice, session))
+    finally:
+        alice.delete(f"/sessions/{other}")
+
+
+def test_a_page_of_another_origin_opens_none(server, alice, session):
+    for origin in ("https://evil.example", "null", "file://"):
+        with pytest.raises(InvalidStatus) as refusal:
+            listen(server, session, ticket(alice, session), origin=origin)
+        assert refusal.value.response.status_code == 403
+
+
+def test_the_end_of_the_session_is_the_last_event(server, alice):
+    made = alice.post("/sessions", json={}).json()["session_id"]
+    with listen(server, made, ticket(alice, made)) as socket:
+        alice.delete(f"/sessions/{made}")
+        assert until(socket, "ended")[-1] == {"type": "ended"}
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=30)
+
+
+def test_who_does_not_read_is_let_go_and_the_run_goes_on(server, alice, session):
+    with listen(server, session, ticket(alice, session), max_queue=1) as socket:
+        ran = run(alice, session, "for _ in range(400): print('x' * 100_000)").json()
+        assert (ran["exit_code"], ran["meta"]["reason"]) == (0, "ok")
+        last = the_last_of(socket)
+    assert last["type"] == "error"
+    assert last["error"]["code"] == "too_slow"
+    with listen(server, session, ticket(alice, session)) as socket:
+        run(alice, session, "print('again')")
+        assert {"type": "output", "stream": "stdout", "text": "again\n"} in until(socket, "result")
+
+
+def test_what_a_client_says_is_passed_over(server, alice, session):
+    with listen(server, session, ticket(alice, session)) as socket:
+        socket.send("{" * 1000)
+        socket.send(b"\x00\xff")
+        run(alice, session, "print(1)")
+        assert until(socket, "result")
+
+
+def test_a_server_that_stops_closes_its_sockets(start):
+    server = start()
+    with server.client() as client:
+        made = client.post("/sessions", json={}).json()["session_id"]
+        with listen(server, made, ticket(client, made)) as socket, ThreadPoolExecutor(1) as threads:
+            began = time.monotonic()
+            stopped = threads.submit(server.stop)
+            the_last_of(socket)
+            assert stopped.result() == 0
+            assert time.monotonic() - began < 20
+
+
+def the_last_of(socket):
+    last = None
+    try:
+        while True:
+            last = json.loads(socket.recv(timeout=60))
+    except ConnectionClosed:
+        return last
+
+
+def refused(server, session, opened_with):
+    with pytest.raises(InvalidStatus) as refusal:
+        listen(server, session, opened_with)
+    assert refusal.value.response.status_code == 401

@@ -1,0 +1,140 @@
+"""Output files that a caller gets as bytes, one-shots that are streamed, and settings that are only narrowed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fumehood import AsyncSession, config, get_sandbox
+from fumehood.config_table import Settings
+from fumehood.errors import BadArgument, CommandNotAllowed, FileError
+from fumehood.handed import MAX_FILE_BYTES, MAX_FILES, Handed
+from fumehood.session import with_settings
+from fumehood.types import Exited, Output
+
+OUT = "import os\nout = os.environ['TMPDIR'] + '/output/'\n"
+
+
+def streamed(code, **further):
+    handed = Handed()
+
+    async def run():
+        with get_sandbox(store_code="never") as sandbox:
+            async with sandbox.stream(code, handed=handed, **further) as events:
+                seen = [event async for event in events]
+            return seen, events.result, events.execution_id
+
+    return (*asyncio.run(run()), handed)
+
+
+def names(handed):
+    return [file.path.rpartition("/output/")[2] for file in handed.files]
+
+
+def test_a_one_shot_gives_its_events_its_result_and_its_files():
+    seen, result, execution_id, handed = streamed(OUT + "print('x')\nopen(out + 'a.txt', 'w').write('a')")
+    assert [type(event) for event in seen] == [Output, Exited]
+    assert (result.stdout, result.exit_code) == ("x\n", 0)
+    assert result.meta["execution_id"] == execution_id
+    assert names(handed) == ["a.txt"]
+    assert handed.files[0].data == b"a"
+
+
+def test_what_is_past_the_caps_is_named():
+    many = f"for n in range({MAX_FILES + 2}): open(out + f'{{n:02}}', 'w')\n"
+    code = many + f"open(out + 'zz', 'wb').write(bytes({MAX_FILE_BYTES + 1}))"
+    handed = streamed(OUT + code)[-1]
+    assert len(handed.files) == MAX_FILES
+    assert [entry["path"].rpartition("/")[2] for entry in handed.left_out] == ["20", "21", "zz"]
+
+
+def test_files_are_placed_by_their_path():
+    _, result, _, _ = streamed(
+        "import os; print(open(os.environ['TMPDIR'] + '/in.txt').read())", placed={"/tmp/in.txt": b"there"}
+    )
+    assert result.stdout == "there\n"
+    with pytest.raises(FileError):
+        streamed("1", placed={"/etc/x": b""})
+
+
+def test_leaving_a_one_shots_stream_kills_it():
+    async def run():
+        with get_sandbox(store_code="never") as sandbox:
+            async with sandbox.stream("import time\nprint('on', flush=True)\ntime.sleep(60)") as events:
+                await anext(events)
+            return events.result
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)).meta["reason"] == "cancelled"
+
+
+def test_what_keeps_a_program_from_starting_is_raised_before_it_begins():
+    async def run():
+        async with AsyncSession(store_code="never") as session, session.stream(["no-such-command"]) as events:
+            await events.begun()
+
+    with pytest.raises(CommandNotAllowed):
+        asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_session_hands_over_what_each_call_made_and_copies_nothing(tmp_path):
+    async def run():
+        found = []
+        async with AsyncSession(store_code="never", output_dir=str(tmp_path / "copies")) as session:
+            for code in (OUT + "_ = open(out + 'a.pkl', 'w')", "_ = open(out + 'b', 'w')", "1"):
+                handed = Handed()
+                async with session.stream(code, handed=handed) as events:
+                    async for _ in events:
+                        pass
+                found.append((names(handed), events.result.meta["total_output_files"]))
+        return found
+
+    assert asyncio.run(run()) == [(["a.pkl"], 1), (["b"], 2), ([], 2)]
+    assert not (tmp_path / "copies").exists()
+
+
+def test_a_stream_takes_what_its_kind_of_program_takes():
+    async def run():
+        async with AsyncSession(store_code="never") as session:
+            async with session.stream(["cat"], stdin="in", env={"A": "b"}) as events:
+                async for _ in events:
+                    pass
+            assert events.result.stdout == "in"
+            for wrong in ({"stdin": "x"}, {"env": {}}):
+                with pytest.raises(BadArgument):
+                    session.stream("1", **wrong)
+            with pytest.raises(BadArgument):
+                session.stream(["ls"], requirements=["polars"])
+
+    asyncio.run(run())
+
+
+def test_a_session_with_settings_reads_no_environment(monkeypatch):
+    monkeypatch.setenv("SANDBOX_SESSION_IDLE_SEC", "5")
+
+    async def run():
+        session = with_settings(Settings(session_idle_sec=60, store_code="never"), run_id="mine")
+        try:
+            assert session.run_id == "mine"
+            assert session.ends_in_s == 60
+            await session.run("1")
+            assert 30 < session.ends_in_s < 60
+        finally:
+            await session.close()
+        assert session.ends_in_s == 0
+
+    asyncio.run(run())
+
+
+def test_settings_are_narrowed_and_never_widened():
+    base = Settings(memory_mb=100, network=True, require="confined", session_max_calls=None)
+    asked = {"memory_mb": 50, "processes": 1000, "network": True, "require": "process", "session_max_calls": 3}
+    settings, cut = config.narrowed(base, asked)
+    assert (settings.memory_mb, settings.session_max_calls) == (50, 3)
+    assert (settings.processes, settings.require, settings.network) == (256, "confined", True)
+    assert sorted(cut) == ["processes", "require"]
+    assert config.narrowed(base, {"network": False, "require": "sealed"}) == (
+        base._replace(network=False, require="sealed"),
+        [],
+    )
+    assert config.narrowed(Settings(), {"network": True}) == (Settings(), ["network"])

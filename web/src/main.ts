@@ -1,0 +1,5 @@
+import "./gate.js";
+import "./help.js";
+import "./receipt.js";
+import "./sessions.js";
+import "./app.js";
