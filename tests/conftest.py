@@ -1,8 +1,22 @@
 from __future__ import annotations
 
+import ast
+import functools
 import os
+import sys
+import threading
 
 import pytest
+
+if sys.version_info < (3, 12):  # where two threads that parse at once may both get a SystemError, pytest among them
+    _parse, _one_at_a_time = ast.parse, threading.RLock()
+
+    @functools.wraps(_parse)
+    def _parse_alone(*args, **named):
+        with _one_at_a_time:
+            return _parse(*args, **named)
+
+    ast.parse = _parse_alone
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import threading
 import warnings
 
@@ -191,3 +192,17 @@ def test_warnings_as_errors_do_not_blind_the_screen():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(find("import os\nx = '\\d'", BLOCKED)) == 1
+
+
+def test_a_parser_that_another_thread_disturbs_is_asked_again(monkeypatch):
+    """Python 3.11 raises SystemError there: the program must not go by unread."""
+    parse, asked = ast.parse, []
+
+    def disturbed(*args):
+        asked.append(args)
+        if len(asked) < 3:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return parse(*args)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert [found.module for found in find("import os", BLOCKED)] == ["os"]

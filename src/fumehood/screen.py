@@ -44,6 +44,7 @@ ALTERNATIVES = {
 _GENERAL = "a module that is not on the list, or data passed in with the call"
 
 _warnings_lock = threading.Lock()
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,11 @@ def _parse(code: str) -> ast.Module | None:
     # The program's syntax warnings are not the host's. The filters are global: one at a time.
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return ast.parse(code, "<program>")
-        except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
-            return None
+        for _ in range(_TRIES):
+            try:
+                return ast.parse(code, "<program>")
+            except SystemError:  # Python 3.11, where another thread parses too; a traceback is enough
+                continue
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                break
+        return None
