@@ -159,7 +159,7 @@ async def _note(seen: list, what: object) -> None:
 # Bad input
 
 
-@pytest.mark.parametrize("session_id", ["", "a b", "../up", "a/b", "x" * 65, "ü", "a\n", 5, b"a"])
+@pytest.mark.parametrize("session_id", ["", "a b", "../up", "a/b", "x" * 101, "ü", "a\n", 5, b"a"])
 def test_a_bad_session_id_is_refused(session_id):
     with pytest.raises(BadArgument, match="session_id must be"):
         open_session("fake", session_id=session_id)

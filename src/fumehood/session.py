@@ -24,7 +24,7 @@ from .streaming import Stream
 from .types import ExecutionResult, FileStat, Receipt
 
 READ_BYTES = 64 * 1024 * 1024
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 
 class AsyncSession:
@@ -292,7 +292,7 @@ def _id(what: str, given: object) -> str:
         return os.urandom(8).hex()
     if not isinstance(given, str) or not _ID.fullmatch(given):
         raise BadArgument(
-            f"{what} must be 1 to 64 letters, digits, '_' or '-', not"
+            f"{what} must be 1 to 100 letters, digits, '_', '-' or '.', not"
             f" {ascii(given[:80]) if isinstance(given, str) else given.__class__.__name__}"
         )
     return given

@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> tuple[ServerOptions, str | None]:
     """What the server is told, and the token to print, if one was made."""
     from .. import config
-    from ..server import tokens
-    from ..server.options import ServerOptions, instance_name
+    from ..server import ids, tokens
+    from ..server.options import ServerOptions
 
     given, made = config.server_token(), None
     if given is None and args.token_file is None:
@@ -99,7 +99,7 @@ def _options(args: argparse.Namespace) -> tuple[ServerOptions, str | None]:
         "max_connections": args.max_connections,
         **dict.fromkeys(("header_timeout_s", "body_timeout_s", "write_timeout_s"), args.client_timeout),
         "grace_s": args.grace,
-        "instance": instance_name(args.instance) if args.instance is not None else None,
+        "instance": ids.checked(args.instance) if args.instance is not None else None,
     }
     options = ServerOptions(
         host=args.host,
@@ -119,11 +119,12 @@ def _exposed_only_if_sealed(options: ServerOptions, settings: Settings) -> None:
     if options.loopback or options.allow_weak:
         return
     with open_sandbox(settings) as sandbox:
-        level = sandbox.check().level
-    if level != "sealed":
+        receipt = sandbox.check()
+    if receipt.level != "sealed":
+        fix = next((axis.fix for axis in receipt.axes.values() if axis.fix), "see `fumehood doctor`")
         raise ConfigurationError(
-            f"{options.host} is not loopback and programs would run at level {level}: see `fumehood doctor` for what"
-            " is missing here, or take that upon you with --allow-weak"
+            f"{options.host} is not loopback and programs would run at level {receipt.level}: {fix}; --allow-weak takes"
+            " that upon you"
         )
 
 

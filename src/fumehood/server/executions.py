@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from . import ids
 from .problems import Problem
 from .routes import Route
 from .state import Call, Elsewhere, Server
 from .tokens import Token
-
-_HANDLE = re.compile(r"x_([0-9A-Za-z-]{1,32})_[A-Za-z0-9_-]{22}")
 
 
 class Executions:
@@ -25,7 +22,7 @@ class Executions:
     @contextmanager
     def listed(self, token: Token, end: Callable[[], None]) -> Iterator[str]:
         """Its handle, valid as long as it runs."""
-        handle = f"x_{self._server.instance}_{secrets.token_urlsafe(16)}"
+        handle = ids.made("x", self._server.instance)
         self._running[handle] = token.name, end
         try:
             yield handle
@@ -33,9 +30,9 @@ class Executions:
             del self._running[handle]
 
     def end(self, token: Token, handle: str) -> None:
-        named = _HANDLE.fullmatch(handle)
-        if named is not None and named[1] != self._server.instance:
-            raise Elsewhere(named[1])
+        instance = ids.instance_of("x", handle)
+        if instance is not None and instance != self._server.instance:
+            raise Elsewhere(instance)
         owner, end = self._running.get(handle, (None, None))
         if owner != token.name or end is None:
             raise Problem("not_found", "nothing of yours runs under this handle: it may have ended")

@@ -96,7 +96,7 @@ class Guard:
             tickets = parse_qs(scope["query_string"].decode("latin-1")).get("ticket", [])
             if len(tickets) != 1:
                 return None
-            made_by = tickets[0].partition(".")[0]
+            made_by = tickets[0].rpartition(".")[0]
             if self.peers.path(made_by) is not None:
                 raise Elsewhere(made_by)
             token = self.server.tickets.redeem(tickets[0], scope["path"])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 from typing import NamedTuple
-
-from ..errors import BadArgument
 
 PORT = 8080
 _MIB = 1024 * 1024
@@ -53,10 +50,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def instance_name(name: str) -> str:
-    """Checked: it becomes a part of ids and of file names."""
-    if not re.fullmatch(r"[A-Za-z0-9-]{1,32}", name):
-        raise BadArgument("an instance's name has 1 to 32 letters, digits and -")
-    return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
+from functools import cache
 from typing import Any
 
 import h11
@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from . import ids
 from .exchange import Exchange
 from .problems import Problem
 from .state import Server
@@ -23,7 +24,8 @@ _HOP = {
     *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"trailer", b"upgrade", b"expect"),
     *(b"date", b"server", b"x-request-id"),
 }
-_NAME = re.compile(r"[A-Za-z0-9-]{1,40}")
+_SUFFIX = ".sock"
+_MAX_PATH = 107  # the kernel's, for a socket
 
 
 class Peers:
@@ -34,9 +36,9 @@ class Peers:
 
     def path(self, instance: str) -> str | None:
         """Where it listens, if it is one of ours."""
-        if not self._directory or instance == self._own or not _NAME.fullmatch(instance):
+        if not self._directory or instance == self._own or not ids.is_instance(instance):
             return None
-        path = f"{self._directory}/{instance}.sock"
+        path = socket_path(self._directory, instance)
         return path if os.path.exists(path) else None
 
     async def pass_on(self, exchange: Exchange, instance: str) -> None:
@@ -53,6 +55,17 @@ class Peers:
             if exchange.status is not None:
                 raise
             raise Problem("session_ended", "the worker that had it is gone: make a new one") from None
+
+
+def socket_path(directory: str, instance: str) -> str:
+    """Where a worker listens for the others; of two names for one place the one that is short enough."""
+    path = f"{directory}/{instance}{_SUFFIX}"
+    return path if len(os.fsencode(path)) <= _MAX_PATH else f"/proc/self/fd/{_opened(directory)}/{instance}{_SUFFIX}"
+
+
+@cache
+def _opened(directory: str) -> int:
+    return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 async def _request(exchange: Exchange, path: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -12,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..session import AsyncSession
-from . import wire
+from . import ids, wire
 from .events import Hub
 from .problems import Problem, later
 from .state import Elsewhere, Server
@@ -20,7 +18,6 @@ from .tokens import Token
 
 MAX_WAITING = 16  # calls of one session
 MAX_REMEMBERED = 4096
-_ID = re.compile(r"s_([0-9A-Za-z-]{1,32})_[A-Za-z0-9_-]{22}")
 _GONE = "this session has ended, and its files and variables are gone: open another one with POST /sessions"
 
 
@@ -81,7 +78,7 @@ class Registry:
         return len(self._live)
 
     def new_id(self) -> str:
-        return f"s_{self._server.instance}_{secrets.token_urlsafe(16)}"
+        return ids.made("s", self._server.instance)
 
     @asynccontextmanager
     async def room(self, token: Token) -> AsyncIterator[None]:
@@ -104,9 +101,9 @@ class Registry:
 
     def find(self, token: Token, session_id: str) -> Live:
         """The token's own session; nobody learns of another's."""
-        named = _ID.fullmatch(session_id)
-        if named is not None and named[1] != self._server.instance:
-            raise Elsewhere(named[1])
+        instance = ids.instance_of("s", session_id)
+        if instance is not None and instance != self._server.instance:
+            raise Elsewhere(instance)
         live = self._live.get(session_id)
         if live is not None and live.owner == token.name:
             if not live.session.ended:

@@ -19,6 +19,7 @@ import msgspec
 from ..config import Settings
 from . import log
 from .options import ServerOptions
+from .peers import socket_path
 from .run import AFTER_GRACE_S, log_as_lines, serve
 
 _LIVED_S = 5.0  # a worker that ends sooner is not started again at once
@@ -117,11 +118,7 @@ class _Supervisor:
         finally:
             self._running.discard(process)
             with contextlib.suppress(FileNotFoundError):  # it was killed
-                os.unlink(_path(self._options.peers_dir, name))
-
-
-def _path(directory: str, instance: str) -> str:
-    return f"{directory}/{instance}.sock"
+                os.unlink(socket_path(self._options.peers_dir, name))
 
 
 def work() -> int:
@@ -132,7 +129,7 @@ def work() -> int:
             return 1
         line += piece
     order = msgspec.json.decode(line, type=Order)
-    path = _path(order.options.peers_dir, order.options.instance)
+    path = socket_path(order.options.peers_dir, order.options.instance)
     beside = socket.socket(socket.AF_UNIX)
     beside.bind(path)
     sockets = [socket.socket(fileno=order.listening), beside]
