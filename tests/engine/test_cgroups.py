@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.engine import cgroups
+from fumehood.engine import cgroups, diagnose
 from fumehood.engine.cgroups import Group, Groups, Home, Unavailable
 from fumehood.types import Limits
 
@@ -474,11 +474,13 @@ def test_a_directory_that_we_may_not_write_is_a_reason_not_an_exception(
 ) -> None:
     (tmp_path / "memory").write_text("not a directory: every group beneath it is refused")
     monkeypatch.setattr(cgroups, "_own_groups", lambda: {"memory": str(tmp_path / "memory")})
-    found = cgroups.find_home()
-    assert isinstance(found, Unavailable)
-    assert found.step == "make a memory control group"
-    assert errno.errorcode[found.errno] == "ENOTDIR"
-    assert "Delegate=yes" in found.fix
+    for marks, fix in (((), "Delegate=yes"), ((str(tmp_path),), "--memory")):
+        monkeypatch.setattr(diagnose, "_CONTAINER_MARKS", marks)
+        found = cgroups.find_home()
+        assert isinstance(found, Unavailable)
+        assert found.step == "make a memory control group"
+        assert errno.errorcode[found.errno] == "ENOTDIR"
+        assert fix in found.fix
 
 
 def test_v1_that_has_only_one_controller_uses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

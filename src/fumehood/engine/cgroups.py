@@ -14,12 +14,12 @@ import time
 from typing import NamedTuple
 
 from ..types import Limits
+from .diagnose import fix_for
 
 _PREFIX = "fumehood-"
 _LEAF = f"/{_PREFIX}host"
 _CONTROLLERS = ("memory", "pids")
 _SPARE = 16
-_NO_FIX = "start it alone in a delegated group: systemd-run --user --scope -p Delegate=yes python …"
 
 
 class Unavailable(NamedTuple):
@@ -248,7 +248,7 @@ def find_home() -> Home | Unavailable:
         ours = dict.fromkeys(_offered(own), own)
     for controller in _CONTROLLERS:
         if controller not in ours:
-            missing[controller] = Unavailable(f"find {controller} controller", errno.ENOENT, _NO_FIX)
+            missing[controller] = _missing(f"find {controller} controller", errno.ENOENT)
             continue
         own = ours[controller]
         path = f"{own}/{name}"
@@ -262,10 +262,14 @@ def find_home() -> Home | Unavailable:
                 _write(f"{path}/cgroup.subtree_control", f"+{controller}")
             directories[controller] = path
         except OSError as error:
-            missing[controller] = Unavailable(f"make a {controller} control group", error.errno or 0, _NO_FIX)
+            missing[controller] = _missing(f"make a {controller} control group", error.errno or 0)
     if not directories:
         return missing[_CONTROLLERS[0]]
     return Home(version, directories, missing)
+
+
+def _missing(step: str, number: int) -> Unavailable:
+    return Unavailable(step, number, fix_for("control_group", number))
 
 
 def _offered(own: str) -> list[str]:

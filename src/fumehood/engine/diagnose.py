@@ -30,7 +30,7 @@ def fix_for(step: str, number: int) -> str:
                 "AppArmor restricts unprivileged user namespaces here (Ubuntu's default): give this interpreter a "
                 "profile with the rule `userns,` in /etc/apparmor.d"
             )
-        if any(os.path.exists(mark) for mark in _CONTAINER_MARKS):
+        if _in_container():
             return (
                 "the container's seccomp profile or AppArmor refuses namespaces: run it with --security-opt "
                 "seccomp=unconfined --security-opt apparmor=unconfined, or rely on the container as the boundary"
@@ -44,6 +44,10 @@ def fix_for(step: str, number: int) -> str:
         return "this kernel was built without CONFIG_CHECKPOINT_RESTORE or without a kind of namespace"
     if step in ("proc", "root_proc"):
         return "the outer /proc is masked, as in most containers: run it with --security-opt systempaths=unconfined"
+    if step == "control_group":
+        if _in_container():
+            return "containers are seldom given any: bound the whole of it with its own --memory and --pids-limit"
+        return "start it alone in a delegated group: systemd-run --user --scope -p Delegate=yes python …"
     if number == errno.ENOSYS:
         return "this kernel lacks the call; Linux 5.12 or newer is needed for the sealed level"
     if step == "seccomp":
@@ -53,6 +57,10 @@ def fix_for(step: str, number: int) -> str:
             "this kernel has no Landlock (CONFIG_SECURITY_LANDLOCK and lsm=landlock), so the host's files stay visible"
         )
     return "see `fumehood doctor`"
+
+
+def _in_container() -> bool:
+    return any(os.path.exists(mark) for mark in _CONTAINER_MARKS)
 
 
 def _flag(path: str) -> str:

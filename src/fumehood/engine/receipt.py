@@ -94,7 +94,7 @@ def _memory(enforced: Enforced, limits: Limits) -> Axis:
         f"watch over the tree every 20 ms, {mib} MiB" if watched else "no control group, and no /proc to watch it by",
         step=reason.step,
         errno=errno_name(reason.errno),
-        fix=reason.fix,
+        fix=reason.fix if watched else fix_for("proc", reason.errno),
     )
 
 
