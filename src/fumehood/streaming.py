@@ -37,6 +37,7 @@ class Stream:
         self._task: asyncio.Task[ExecutionResult] | None = None
         self._result: ExecutionResult | None = None
         self._told = False
+        self._is_heard = True
 
     @property
     def result(self) -> ExecutionResult:
@@ -59,7 +60,8 @@ class Stream:
         if not self.started:
             task.cancel()
         try:
-            await asyncio.wait([task])
+            if not task.done():
+                await asyncio.wait([task])
         except asyncio.CancelledError:
             task.cancel()
             raise
@@ -95,6 +97,14 @@ class Stream:
         self._result = self._task.result()
         return _ending(self._result)
 
+    async def whole(self) -> ExecutionResult:
+        """The result alone, sooner: nobody is woken for its events. Leaving ends it, as it ends a stream."""
+        self._is_heard = False
+        async with self:
+            if self._task is not None:
+                await asyncio.wait([self._task])
+        return self.result
+
     def cancel(self) -> None:
         """End it; the rest of its events and its result follow."""
         self.cancelled = True
@@ -118,7 +128,7 @@ class Stream:
 
     def see(self, event: Event) -> None:
         self.has_seen = True
-        if self.left:
+        if self.left or not self._is_heard:
             return
         size = 0
         if isinstance(event, Output):

@@ -13,6 +13,7 @@ from ..backends.base import Places
 from ..errors import FileError
 from ..handed import Handed
 from ..session import with_settings
+from ..streaming import Stream
 from ..types import ExecutionResult
 from . import wire
 from .examples import EXECUTE, EXECUTED
@@ -50,7 +51,7 @@ async def execute(call: Call[wire.ExecuteRequest, None]) -> Response:
     return await respond(call, partial(_code, call, files))
 
 
-async def _code(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes], emit: Emit) -> wire.Result:
+async def _code(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes], emit: Emit | None) -> wire.Result:
     ask, handed = call.body, Handed()
     settings, cut = narrowed(call.server, ask)
     own = f"{_PLACES.workspace}/"
@@ -70,11 +71,10 @@ async def _code(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes
             handed=handed,
         )
         async with call.server.gate.execution(call.token):
-            with call.server.part(Executions).listed(call.token, stream.cancel) as handle:
-                return await follow(stream, handed, emit, _count(call), cut=cut, handle=handle)
+            return await _one_shot(call, stream, handed, emit, cut)
 
 
-async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes], emit: Emit) -> wire.Result:
+async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes], emit: Emit | None) -> wire.Result:
     """In a session of its own, which ends with it."""
     ask, handed = call.body, Handed()
     settings, cut = narrowed(call.server, ask)
@@ -85,10 +85,18 @@ async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, by
         async with call.server.gate.execution(call.token):
             for path, data in files.items():
                 await session.write(path, data)
-            with call.server.part(Executions).listed(call.token, stream.cancel) as handle:
-                return await follow(stream, handed, emit, _count(call), cut=cut, handle=handle)
+            return await _one_shot(call, stream, handed, emit, cut)
     finally:
         call.server.part(Sandboxes).later(session.close())
+
+
+async def _one_shot(
+    call: Call[Any, Any], stream: Stream, handed: Handed, emit: Emit | None, cut: list[str]
+) -> wire.Result:
+    if emit is None:
+        return await follow(stream, handed, None, _count(call), cut=cut)
+    with call.server.part(Executions).listed(call.token, stream.cancel) as handle:
+        return await follow(stream, handed, emit, _count(call), cut=cut, handle=handle)
 
 
 async def _in_session(
@@ -107,7 +115,7 @@ async def in_session(
     timeout: float | None,
     given: Mapping[str, Any],
     files: Mapping[str, bytes],
-    emit: Emit,
+    emit: Emit | None,
 ) -> wire.Result:
     """Whatever runs in a session runs here, so that those who listen hear of it."""
     handed = Handed()
@@ -115,7 +123,8 @@ async def in_session(
 
     async def tell(event: wire.Event) -> None:
         live.hub.publish(event)
-        await emit(event)
+        if emit is not None:
+            await emit(event)
 
     async with live.turn(), call.server.gate.execution(call.token):
         for path, data in files.items():

@@ -20,7 +20,7 @@ _types = mimetypes.MimeTypes()  # not the machine's
 async def follow(
     stream: Stream,
     handed: Handed,
-    emit: Emit,
+    emit: Emit | None,
     count: Callable[[types.ExecutionResult], None],
     *,
     session_id: str | None = None,
@@ -28,6 +28,10 @@ async def follow(
     handle: str | None = None,
 ) -> wire.Result:
     """Tell every event, then the result. An error of ours comes before `started`, unless it came in mid-run."""
+    if emit is None:
+        done = await stream.whole()
+        count(done)
+        return _result(done, [_file(file) for file in handed.files], handed, session_id, list(cut))
     texts = {"stdout": _Text("stdout"), "stderr": _Text("stderr")}
     async with stream:
         await stream.begun()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from .state import Call, ClientLeft
 
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 PING_S = 15.0
-Work = Callable[[Emit], Awaitable[wire.Result]]
+Work = Callable[[Emit | None], Coroutine[Any, Any, wire.Result]]  # None: nobody hears the events
 
 
 async def respond(call: Call[Any, Any], work: Work) -> Response:
@@ -25,7 +25,7 @@ async def respond(call: Call[Any, Any], work: Work) -> Response:
     kind = accepted(call.request.headers.get("accept", "*/*"))
     if kind != JSON:
         return Events(call, work, kind)
-    result = await call.while_there(work(_unheard))
+    result = await call.while_there(work(None))
     return Response(wire.encode(_reply(result)), media_type=JSON)
 
 
@@ -38,10 +38,6 @@ def accepted(accept: str) -> str:
         if kind in ("*/*", "application/*", JSON):
             return JSON
     raise Problem("not_acceptable", f"Accept must name {JSON}, {SSE} or {NDJSON}")
-
-
-async def _unheard(_: wire.Event) -> None:
-    pass
 
 
 def _reply(result: wire.Result) -> wire.ExecuteReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -45,7 +45,7 @@ class Server:
         self.gate = Gate(options)
         self.numbers = Numbers(self.gate)
         self.stopping = asyncio.Event()  # take no new work; a stream without a run ends now
-        self.ending = asyncio.Event()  # the grace is over: whatever runs is cancelled
+        self.ending = Ending()
         self._parts: dict[type[Any], Part] = {}
 
     def part(self, kind: type[P]) -> P:
@@ -71,6 +71,19 @@ class Server:
             await asyncio.to_thread(self.tracing.close)
 
 
+class Ending:
+    """When the grace is over whatever runs is cancelled. Not an asyncio.Event: each wait for one is a task."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.told: set[Callable[[], None]] = set()
+
+    def set(self) -> None:
+        self.is_set = True
+        for tell in tuple(self.told):
+            tell()
+
+
 class Call(Generic[B, Q]):
     """One authorised request: `body` and `query` as the route's types, `params` from its path."""
 
@@ -90,22 +103,47 @@ class Call(Generic[B, Q]):
         while (await self.request.receive())["type"] != "http.disconnect":
             pass
 
-    async def while_there(self, work: Awaitable[T]) -> T:
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
         """The outcome of `work`, which is cancelled when the client leaves or the server's grace is over."""
-        task = asyncio.ensure_future(work)
+        task, ending = asyncio.current_task(), self.server.ending
+        assert task is not None
+        if ending.is_set:
+            work.close()
+            raise _stopped()
+        others, why = task.cancelling(), list[Exception]()
+
+        def end(error: Exception) -> None:
+            why.append(error)
+            if len(why) == 1:
+                task.cancel()
+
+        def left(_: object) -> None:
+            end(ClientLeft())
+
+        def stop() -> None:
+            end(_stopped())
+
         gone = asyncio.ensure_future(self.gone())
-        ending = asyncio.ensure_future(self.server.ending.wait())
+        gone.add_done_callback(left)
+        ending.told.add(stop)
         try:
-            await asyncio.wait((task, gone, ending), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and ending.done():
-                raise Problem("sandbox_lost", "the server was stopped while the program ran: try again")
-            if not task.done():
-                raise ClientLeft
-            return task.result()
+            outcome = await work  # in this task, as asyncio.timeout() does it: one more would double its wake-ups
+        except (Exception, asyncio.CancelledError) as error:
+            if not why or (isinstance(error, asyncio.CancelledError) and task.cancelling() > others + 1):
+                raise
         finally:
-            for each in (task, gone, ending):
-                each.cancel()
-            await asyncio.gather(task, gone, ending, return_exceptions=True)
+            ending.told.discard(stop)
+            gone.remove_done_callback(left)
+            gone.cancel()
+            if why:
+                task.uncancel()
+        if why:
+            raise why[0]
+        return outcome
+
+
+def _stopped() -> Problem:
+    return Problem("sandbox_lost", "the server was stopped while the program ran: try again")
 
 
 class Elsewhere(Exception):
