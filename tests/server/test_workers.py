@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
+from processes import beneath
 from websockets.sync.client import connect
 
 from fumehood.errors import BadArgument
 from fumehood.server import ids
-from running import Running
+from running import TOKENS, Running
+from support import wait_until
 
 Start = Callable[..., Running]
 POD = "sandbox-server.7d9f8b6c5d-x2x7q." + "a" * 31  # as long as a pod's name may be
@@ -56,3 +63,127 @@ def test_the_handle_of_an_execution_is_known_to_every_worker(start: Start) -> No
             with running.client() as other:
                 assert other.post(f"/executions/{handle}/cancel").status_code == 202
             assert json.loads(list(lines)[-1])["meta"]["reason"] == "cancelled"
+
+
+def _each(running: Running, ask: Callable[[httpx2.Client], httpx2.Response], name: str = "alice") -> list[Any]:
+    """What several connections are told; any worker may take each."""
+    found = []
+    for _ in range(8):
+        with running.client(name) as client:
+            found.append(ask(client))
+    return found
+
+
+def _opened_on_both(running: Running) -> set[str]:
+    """Sessions, until every worker has one."""
+    made: set[str] = set()
+    for _ in range(100):
+        with running.client() as client:
+            made.add(client.post("/sessions", json={"idle": 600}).json()["session_id"])
+        if len({ids.instance_of("s", each) for each in made}) == 2:
+            return made
+    raise AssertionError("one worker took every connection")
+
+
+def _worker(running: Running, instance: str) -> int:
+    """Its process: the order came over its standard input, so its socket tells which it is."""
+    for each in beneath(running.process.pid):
+        names = [os.readlink(f"/proc/{each.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{each.pid}/fd")]
+        inodes = {name[8:-1] for name in names if name.startswith("socket:[")}
+        with open("/proc/net/unix") as file:
+            rows = [line.split() for line in file]
+        if any(row[-1].endswith(f"/{instance}.sock") and row[6] in inodes and row[3] == "00010000" for row in rows):
+            return each.pid
+    raise AssertionError(instance)
+
+
+def test_every_worker_lists_the_sessions_of_all_and_names_who_does_not_answer(start: Start) -> None:
+    running = start("--workers", "2", "--instance", "two")
+    made = _opened_on_both(running)
+    for listed in _each(running, lambda client: client.get("/sessions")):
+        assert {each["session_id"] for each in listed.json()["sessions"]} == made
+        assert listed.json().keys() == {"sessions"}
+    assert all(each.json() == {"sessions": []} for each in _each(running, lambda c: c.get("/sessions"), "bob"))
+    stopped = _worker(running, "two-1")
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        found = None
+        for _ in range(20):  # some of these the stopped one takes, and never answers
+            try:
+                found = httpx2.get(
+                    f"{running.url}/sessions", headers={"Authorization": f"Bearer {TOKENS['alice']}"}, timeout=10
+                )
+                break
+            except httpx2.TimeoutException:
+                continue
+        assert found is not None
+        assert found.json()["unreachable"] == ["two-1"]
+        kept = {each["session_id"] for each in found.json()["sessions"]}
+        assert kept == {each for each in made if ids.instance_of("s", each) == "two-0"}
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def test_numbers_are_those_of_all_workers_each_under_its_name(start: Start) -> None:
+    running = start("--workers", "2", "--instance", "two")
+    made = _opened_on_both(running)
+    for found in _each(running, lambda client: client.get("/metrics")):
+        lines = found.text.splitlines()
+        assert 'fumehood_worker_up{worker="two-0"} 1.0' in lines
+        assert 'fumehood_worker_up{worker="two-1"} 1.0' in lines
+        assert sum(float(line.split()[-1]) for line in lines if line.startswith("fumehood_sessions{")) == len(made)
+        assert len([line for line in lines if line.startswith("# TYPE fumehood_requests_total ")]) == 1
+
+
+@pytest.fixture
+def bounded(start: Start) -> Running:
+    quotas: list[dict[str, Any]] = [
+        {"name": "one", "token": "one-at-a-time-0123456789", "max_concurrent": 1},
+        {"name": "two", "token": "two-sessions-0123456789", "max_sessions": 2},
+        {"name": "few", "token": "few-a-minute-0123456789", "per_minute": 5},
+    ]
+    entries = [{"name": name, "token": token} for name, token in TOKENS.items()]
+    return start("--workers", "2", tokens=[*entries, *quotas])
+
+
+def test_quotas_of_a_token_are_those_of_all_workers(bounded: Running) -> None:
+    statuses = [each.status_code for each in _each(bounded, lambda c: c.get("/info"), "few-a-minute-0123456789")]
+    assert statuses == [200] * 5 + [429] * 3
+
+    two = "two-sessions-0123456789"
+    made = _each(bounded, lambda client: client.post("/sessions", json={}), two)
+    assert sorted(each.status_code for each in made) == [201] * 2 + [429] * 6
+    with bounded.client(two) as client:
+        session = next(each.json()["session_id"] for each in made if each.status_code == 201)
+        assert client.delete(f"/sessions/{session}").status_code == 204
+        assert client.post("/sessions", json={}).status_code == 201
+
+    one = "one-at-a-time-0123456789"
+    body, accept = {"code": "import time; time.sleep(60)", "timeout": 60}, {"Accept": "application/x-ndjson"}
+    with bounded.client(one) as client, client.stream("POST", "/execute", json=body, headers=accept) as stream:
+        lines = stream.iter_lines()  # kept: without it the client would leave
+        next(lines)
+        asked = _each(bounded, lambda client: client.post("/execute", json={"code": "1"}), one)
+        assert [each.status_code for each in asked] == [429] * 8
+    with bounded.client(one) as client:
+        assert wait_until(lambda: client.post("/execute", json={"code": "1"}).status_code == 200, 20)
+
+
+def test_a_worker_that_is_killed_gives_its_places_back(bounded: Running) -> None:
+    two = "two-sessions-0123456789"
+    made = _each(bounded, lambda client: client.post("/sessions", json={}), two)
+    first = next(each.json()["session_id"] for each in made if each.status_code == 201)
+    os.kill(_worker(bounded, str(ids.instance_of("s", first))), signal.SIGKILL)
+
+    def opened() -> bool:
+        try:
+            with bounded.client(two) as client:
+                return client.post("/sessions", json={}).status_code == 201
+        except httpx2.TransportError:
+            return False
+
+    assert wait_until(opened, 30)
+    family, ours = beneath(bounded.process.pid), f"fumehood-{bounded.process.pid}-"
+    bounded.process.kill()
+    assert wait_until(lambda: not any(each.lives for each in family), 20)
+    assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(ours)]

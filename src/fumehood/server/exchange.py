@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 
 import msgspec
-from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from .. import __version__
+from . import ids
 from .problems import Problem
 
 _LINGER_S, _LINGER_BYTES = 1.0, 4 * 1024 * 1024
@@ -27,6 +26,9 @@ SECURITY = {
 }
 
 
+_RAW = tuple((name.lower().encode(), value.encode()) for name, value in SECURITY.items())
+
+
 class Cut(Exception):
     """An answer that had begun cannot be ended."""
 
@@ -36,7 +38,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self._receive, self._send = scope, receive, send
-        self.request_id = secrets.token_hex(16)
+        self.request_id = ids.of_request(scope)
         self.status: int | None = None
         names = {name for name, _ in scope["headers"]}
         self._unread = scope["type"] == "http" and bool(names & {b"content-length", b"transfer-encoding"})
@@ -52,12 +54,13 @@ class Exchange:
         kind = message["type"]
         if kind in ("http.response.start", "websocket.http.response.start"):
             self.status = message["status"]
-            headers = MutableHeaders(raw=message.setdefault("headers", []))
-            for name, value in SECURITY.items():
-                headers.setdefault(name, value)
-            headers["X-Request-Id"] = self.request_id
+            given = [pair for pair in message.get("headers", ()) if pair[0] != b"x-request-id"]
+            names = {name for name, _ in given}
+            own = [pair for pair in _RAW if pair[0] not in names]
+            own.append((b"x-request-id", self.request_id.encode()))
             if self._unread:
-                headers["Connection"] = "close"
+                own.append((b"connection", b"close"))
+            message["headers"] = [*given, *own]
         elif kind == "websocket.accept":
             self.status = 101
         await self._send(message)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from .options import ServerOptions
 from .problems import later
+from .quotas import Quotas
 from .tokens import Token
-
-_MINUTE_S = 60.0
 
 
 class Gate:
@@ -22,10 +20,8 @@ class Gate:
         self.options = options
         self.running = 0
         self.closed = False
-        self.refused: Counter[str] = Counter()
+        self.quotas = Quotas(options.peers_dir)
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._of_token: Counter[bytes] = Counter()
-        self._calls: dict[bytes, deque[float]] = {}
 
     @property
     def queued(self) -> int:
@@ -33,27 +29,17 @@ class Gate:
 
     def count_call(self, token: Token) -> None:
         """One request of this token; 429 past its number for a minute."""
-        if token.per_minute is None:
-            return
-        now, calls = time.monotonic(), self._calls.setdefault(token.digest, deque())
-        while calls and now - calls[0] >= _MINUTE_S:
-            calls.popleft()
-        if len(calls) >= token.per_minute:
-            self.refused["per_minute"] += 1
-            wait_s = _MINUTE_S - (now - calls[0]) if calls else _MINUTE_S
+        if token.per_minute is not None and (wait_s := self.quotas.wait_s(token)):
             raise later("too_many", f"this token may make {token.per_minute} requests a minute", wait_s)
-        calls.append(now)
 
     @asynccontextmanager
     async def execution(self, token: Token) -> AsyncIterator[None]:
         """A place among those that run, waited for if need be."""
         if self.closed:
             raise later("unavailable", "the server is stopping: try another instance, or again", 5)
-        held = self._of_token[token.digest]
-        if token.max_concurrent is not None and held >= token.max_concurrent:
-            self.refused["token"] += 1
+        place = self.quotas.place(token, "executions", token.max_concurrent)
+        if place is None:
             raise later("too_many", f"this token may have {token.max_concurrent} executions at a time", 1)
-        self._of_token[token.digest] += 1
         try:
             await self._enter()
             try:
@@ -61,16 +47,13 @@ class Gate:
             finally:
                 self._leave()
         finally:
-            self._of_token[token.digest] -= 1
-            if not self._of_token[token.digest]:
-                del self._of_token[token.digest]
+            place.leave()
 
     async def _enter(self) -> None:
         if self.running < self.options.max_running:
             self.running += 1
             return
         if len(self._waiting) >= self.options.max_queue:
-            self.refused["queue_full"] += 1
             raise later("unavailable", "the server has too much to do: try again", 2)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
@@ -83,7 +66,6 @@ class Gate:
             else:
                 self._forget(place)
             if isinstance(error, TimeoutError):
-                self.refused["queue_wait"] += 1
                 raise later("unavailable", "the server was busy for too long: try again", 5) from None
             raise
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import log
+from . import ids, log
 from .exchange import Cut, Exchange
 from .origins import check_origin, host_allowed
 from .peers import Peers
@@ -26,7 +26,7 @@ class Guard:
     """Pure ASGI, around everything."""
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
-        self.app, self.server, self.peers = app, server, Peers(server)
+        self.app, self.server, self.peers = app, server, server.part(Peers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -67,7 +67,7 @@ class Guard:
         raw = scope["headers"]
         if len(raw) > options.max_headers or sum(len(n) + len(v) for n, v in raw) > options.max_header_bytes:
             raise Problem("headers_too_large", f"send at most {options.max_headers} headers")
-        if any(len(headers.getlist(name)) > 1 for name in _ONCE):
+        if len({name for name, _ in raw}) < len(raw) and any(len(headers.getlist(name)) > 1 for name in _ONCE):
             raise Problem("bad_request", "a header is there twice")
         path = scope["path"]
         if not path.startswith("/") or "\0" in path:
@@ -89,7 +89,8 @@ class Guard:
                 {"WWW-Authenticate": 'Bearer realm="fumehood"'},
             )
         scope["state"]["token"] = token
-        self.server.gate.count_call(token)
+        if not ids.beside(scope):  # else it was counted where it came in
+            self.server.gate.count_call(token)
 
     def _token(self, scope: Scope, headers: Headers) -> Token | None:
         if scope["type"] == "websocket":

@@ -10,7 +10,8 @@ import msgspec
 from starlette.responses import Response
 
 from ..api import OneShot
-from . import log, numbers
+from . import ids, log, numbers
+from .peers import Peers
 from .problems import later
 from .routes import Route
 from .state import Call, Server
@@ -72,7 +73,11 @@ async def readyz(call: Call[Any, Any]) -> Ready:
 
 
 async def metrics(call: Call[Any, Any]) -> Response:
-    return Response(call.server.numbers.text(), media_type=numbers.CONTENT_TYPE)
+    server, scope = call.server, call.request.scope
+    text = server.numbers.text()
+    if server.options.peers_dir and not ids.beside(scope):
+        text = numbers.merged({server.instance: text, **await server.part(Peers).ask(scope)})
+    return Response(text, media_type=numbers.CONTENT_TYPE)
 
 
 ROUTES = (

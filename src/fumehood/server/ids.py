@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 
+from starlette.types import Scope
+
 from ..errors import BadArgument
 
 MAX_NAME = 63  # as a pod's
@@ -35,3 +37,15 @@ def checked(name: str) -> str:
             f"an instance's name has 1 to {MAX_NAME} letters, digits, '-' and '.', a letter or a digit first"
         )
     return name
+
+
+def beside(scope: Scope) -> bool:
+    """Whether a worker of this server passes the request on: those alone reach the sockets that are files."""
+    return bool(scope.get("server")) and scope["server"][1] is None
+
+
+def of_request(scope: Scope) -> str:
+    """The request's own: a new one, or what the worker before us gave it, and never a client's."""
+    given = (value for name, value in scope["headers"] if name == b"x-request-id")
+    passed = next(given, None) if beside(scope) else None
+    return secrets.token_hex(16) if passed is None else passed.decode("latin-1")

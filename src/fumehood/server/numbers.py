@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from .. import __version__
 from ..types import ExecutionResult
@@ -13,6 +17,30 @@ from .tokens import Token
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_1_0_0
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "WEBSOCKET")  # others are one: anybody can make them up
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+def merged(texts: Mapping[str, bytes | None]) -> bytes:
+    """The numbers of several workers, each under its name; of one that said nothing, that alone."""
+    found: dict[str, Metric] = {}
+    up = found["fumehood_worker_up"] = Metric("fumehood_worker_up", "Whether the worker answers.", "gauge")
+    for worker, text in texts.items():
+        up.add_sample(up.name, {"worker": worker}, float(text is not None))
+        for family in text_string_to_metric_families((text or b"").decode()):
+            kept = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                kept.add_sample(sample.name, {**sample.labels, "worker": worker}, sample.value)
+    return generate_latest(_Collected(found.values()))
+
+
+class _Collected(CollectorRegistry):
+    """What was collected elsewhere."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class Numbers:

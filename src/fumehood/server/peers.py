@@ -19,6 +19,7 @@ from .exchange import Exchange
 from .problems import Problem
 from .state import Server
 
+ASK_S = 3.0
 _CHUNK = 64 * 1024
 _HOP = {
     *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"trailer", b"upgrade", b"expect"),
@@ -29,7 +30,7 @@ _MAX_PATH = 107  # the kernel's, for a socket
 
 
 class Peers:
-    """The workers beside this one, by instance."""
+    """The workers beside this one, by instance. A part of the server."""
 
     def __init__(self, server: Server) -> None:
         self._directory, self._own = server.options.peers_dir, server.instance
@@ -41,11 +42,24 @@ class Peers:
         path = socket_path(self._directory, instance)
         return path if os.path.exists(path) else None
 
+    async def ask(self, scope: Scope) -> dict[str, bytes | None]:
+        """What each of the others says to this same GET; None where it says nothing in time."""
+        names = self._others()
+        answers = await asyncio.gather(*(_said(scope, socket_path(self._directory, name)) for name in names))
+        return dict(zip(names, answers, strict=True))
+
+    def _others(self) -> list[str]:
+        return [name for name in _names(self._directory) if name != self._own] if self._directory else []
+
+    async def close(self) -> None:
+        pass
+
     async def pass_on(self, exchange: Exchange, instance: str) -> None:
         """Let it answer; 421 where it is not beside us."""
         path = self.path(instance)
         if path is None:
             raise Problem("misdirected", f"this is on the instance {instance}: ask there", more={"instance": instance})
+        exchange.scope["state"]["passed_to"] = instance
         try:
             if exchange.scope["type"] == "websocket":
                 await _socket(exchange, path)
@@ -63,21 +77,62 @@ def socket_path(directory: str, instance: str) -> str:
     return path if len(os.fsencode(path)) <= _MAX_PATH else f"/proc/self/fd/{_opened(directory)}/{instance}{_SUFFIX}"
 
 
+def any_listens(directory: str) -> bool:
+    """Whether a worker is left there."""
+    return bool(_names(directory))
+
+
+def _names(directory: str) -> list[str]:
+    return sorted(name.removesuffix(_SUFFIX) for name in os.listdir(directory) if name.endswith(_SUFFIX))
+
+
 @cache
 def _opened(directory: str) -> int:
     return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-async def _request(exchange: Exchange, path: str) -> None:
-    scope, connection = exchange.scope, h11.Connection(h11.CLIENT)
-    body: bytes = scope["state"].get("body", b"")
+def _sent(scope: Scope, writer: asyncio.StreamWriter) -> h11.Connection:
+    connection, state = h11.Connection(h11.CLIENT), scope["state"]
+    body: bytes = state.get("body", b"")
     headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
     headers += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    headers += [(b"x-request-id", state["request_id"].encode())]
+    request = h11.Request(method=scope["method"], target=_target(scope), headers=headers)
+    for event in (request, h11.Data(data=body), h11.EndOfMessage()):
+        writer.write(connection.send(event) or b"")
+    return connection
+
+
+async def _said(scope: Scope, path: str) -> bytes | None:
+    try:
+        async with asyncio.timeout(ASK_S):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                return await _whole(_sent(scope, writer), reader)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, h11.RemoteProtocolError):
+        return None
+
+
+async def _whole(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes | None:
+    body = bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(_CHUNK))
+        elif isinstance(event, h11.Response) and event.status_code != 200:
+            return None
+        elif isinstance(event, h11.Data):
+            body += event.data
+        elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+            return bytes(body)
+
+
+async def _request(exchange: Exchange, path: str) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
-        request = h11.Request(method=scope["method"], target=_target(scope), headers=headers)
-        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
-            writer.write(connection.send(event) or b"")
+        connection = _sent(exchange.scope, writer)
         answering = asyncio.create_task(_answer(exchange, connection, reader))
         leaving = asyncio.create_task(_gone(exchange))
         try:
@@ -123,6 +178,7 @@ def _target(scope: Scope) -> bytes:
 async def _socket(exchange: Exchange, path: str) -> None:
     scope = exchange.scope
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"}
+    headers["X-Request-Id"] = exchange.request_id
     host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "localhost")
     ours = WebSocket(scope, exchange.receive, exchange.send)
     connecting = unix_connect(

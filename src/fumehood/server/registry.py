@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from ..session import AsyncSession
 from . import ids, wire
 from .events import Hub
 from .problems import Problem, later
+from .quotas import Place
 from .state import Elsewhere, Server
 from .tokens import Token
 
@@ -24,8 +24,11 @@ _GONE = "this session has ended, and its files and variables are gone: open anot
 class Live:
     """One session, and what the server knows about it."""
 
-    def __init__(self, session_id: str, owner: str, session: AsyncSession, hub: Hub, cut: list[str]) -> None:
+    def __init__(
+        self, session_id: str, owner: str, session: AsyncSession, hub: Hub, cut: list[str], place: Place
+    ) -> None:
         self.id, self.owner, self.session, self.hub, self.cut = session_id, owner, session, hub, cut
+        self.place = place
         self.created = datetime.now(UTC)
         self.receipt: dict[str, Any] = {}
         self.calls = 0  # that run or wait
@@ -71,7 +74,7 @@ class Registry:
         self._server = server
         self._live: dict[str, Live] = {}
         self._ended: dict[str, str] = {}  # whose they were, the oldest first
-        self._coming: Counter[str] = Counter()
+        self._coming = 0
         self._sweeper = asyncio.create_task(self._sweep(), name="fumehood-sessions")
 
     def __len__(self) -> int:
@@ -81,19 +84,22 @@ class Registry:
         return ids.made("s", self._server.instance)
 
     @asynccontextmanager
-    async def room(self, token: Token) -> AsyncIterator[None]:
-        """For one more session, held while it is made."""
+    async def room(self, token: Token) -> AsyncIterator[Place]:
+        """For one more session, held while it is made; the place among the token's own is the session's to keep."""
         self._bury()
-        owned = sum(live.owner == token.name for live in self._live.values()) + self._coming[token.name]
-        if token.max_sessions is not None and owned >= token.max_sessions:
-            raise later("too_many", f"this token may have {token.max_sessions} sessions: close one", 60)
-        if len(self._live) + self._coming.total() >= self._server.options.max_sessions:
+        if len(self._live) + self._coming >= self._server.options.max_sessions:
             raise later("unavailable", "this server has as many sessions as it takes: close one, or try again", 60)
-        self._coming[token.name] += 1
+        place = self._server.gate.quotas.place(token, "sessions", token.max_sessions)
+        if place is None:
+            raise later("too_many", f"this token may have {token.max_sessions} sessions: close one", 60)
+        self._coming += 1
         try:
-            yield
+            yield place
+        except BaseException:
+            place.leave()
+            raise
         finally:
-            self._coming[token.name] -= 1
+            self._coming -= 1
 
     def add(self, live: Live) -> None:
         self._live[live.id] = live
@@ -136,6 +142,7 @@ class Registry:
             return
         self._server.numbers.sessions.set(len(self._live))
         live.hub.end()
+        live.place.leave()
         self._ended[live.id] = live.owner
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.pop(next(iter(self._ended)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from ..session import with_settings
-from . import events, examples, wire
+from . import events, examples, ids, wire
 from .execute import PROBLEMS, in_session
+from .peers import Peers
 from .registry import Live, Registry
 from .respond import respond
 from .routes import Route, Socket, SocketCall
@@ -36,7 +38,7 @@ async def _create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
     settings, cut = narrowed(server, ask, session_idle_sec=idle_s)
     cut = ["idle" if name == "session_idle_sec" else name for name in cut]
     registry = server.part(Registry)
-    async with registry.room(call.token), server.gate.execution(call.token):
+    async with registry.room(call.token) as place, server.gate.execution(call.token):
         hub, session_id = events.Hub(), registry.new_id()
         session = with_settings(
             settings,
@@ -45,7 +47,7 @@ async def _create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
             io_handler=hub,
             run_id=run_id(call.token),
         )
-        live = Live(session_id, call.token.name, session, hub, cut)
+        live = Live(session_id, call.token.name, session, hub, cut, place)
         try:
             live.receipt = (await session.check()).as_dict()
         except BaseException:
@@ -56,7 +58,16 @@ async def _create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
 
 
 async def listing(call: Call[None, None]) -> wire.SessionsReply:
-    return wire.SessionsReply([live.told() for live in call.server.part(Registry).owned(call.token)])
+    """Those of all workers of this server."""
+    reply = wire.SessionsReply([live.told() for live in call.server.part(Registry).owned(call.token)])
+    if not ids.beside(call.request.scope):
+        for instance, said in (await call.server.part(Peers).ask(call.request.scope)).items():
+            if said is None:
+                reply.unreachable.append(instance)
+            else:
+                reply.sessions += msgspec.json.decode(said, type=wire.SessionsReply).sessions
+        reply.sessions.sort(key=lambda session: session.created_at)
+    return reply
 
 
 async def look(call: Call[None, None]) -> wire.SessionReply:

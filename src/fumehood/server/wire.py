@@ -161,8 +161,11 @@ class SessionReply(Struct, kw_only=True):
     limits_clamped: list[str]
 
 
-class SessionsReply(Struct):
+class SessionsReply(Struct, omit_defaults=True):
+    """`unreachable`: workers that did not say in time which sessions they have."""
+
     sessions: list[SessionReply]
+    unreachable: list[str] = []
 
 
 class FileInfo(Struct, omit_defaults=True):

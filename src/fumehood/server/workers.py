@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ import msgspec
 from ..config import Settings
 from . import log
 from .options import ServerOptions
-from .peers import socket_path
+from .peers import any_listens, socket_path
 from .run import AFTER_GRACE_S, log_as_lines, serve
 
 _LIVED_S = 5.0  # a worker that ends sooner is not started again at once
@@ -142,8 +143,8 @@ def work() -> int:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-            if os.getppid() != parent:  # it was killed: the last of us tidies up
-                os.rmdir(order.options.peers_dir)
+            if os.getppid() != parent and not any_listens(order.options.peers_dir):
+                shutil.rmtree(order.options.peers_dir)  # it was killed: the last of us tidies up
 
 
 if __name__ == "__main__":
