@@ -102,6 +102,35 @@ def test_numbers_are_of_what_was_done(alice: httpx2.Client) -> None:
     assert 'route="/execute"' in text
 
 
+def test_a_refusal_by_the_library_is_logged_and_counted_by_its_code(server: Running, alice: httpx2.Client) -> None:
+    def number(code: str) -> float:
+        found = re.search(rf'^fumehood_refused_total{{code="{code}"}} (\S+)$', alice.get("/metrics").text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    before = number("language_not_allowed")
+    found = alice.post("/execute", json={"code": "1", "language": "cobol"})
+    assert found.status_code == 403
+    assert wait_until(lambda: number("language_not_allowed") == before + 1)
+    assert wait_until(lambda: found.headers["x-request-id"] in server.log())
+    lines = [json.loads(line) for line in server.log().splitlines() if found.headers["x-request-id"] in line]
+    assert len(lines) == 1
+    assert (lines[0]["code"], lines[0]["level"]) == ("language_not_allowed", "info")
+    assert "at" not in lines[0]  # it is nothing that went wrong here
+
+
+def test_an_error_in_mid_stream_is_logged_and_counted_too(start: Start) -> None:
+    running = start("--grace", "0.5")
+    body = {"code": "import time; print('here', flush=True); time.sleep(60)", "timeout": 60}
+    with running.client() as client:
+        with client.stream("POST", "/execute", json=body, headers={"Accept": "application/x-ndjson"}) as stream:
+            for line in stream.iter_lines():
+                if "here" in line:
+                    running.process.terminate()
+    assert running.process.wait(30) == 0
+    asked = [json.loads(line) for line in running.log().splitlines() if '"/execute"' in line]
+    assert [(line["status"], line["code"], line["level"]) for line in asked] == [(200, "sandbox_lost", "warning")]
+
+
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[bytes]]]:
     """Takes traces by OTLP over HTTP."""

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx2
 import pytest
@@ -46,6 +46,33 @@ def test_a_body_without_end_is_refused_while_it_comes(server: Running, headers: 
     assert found.status in (413 if AUTH in headers else 401, 0)  # 0: the reset was faster than we read
     assert sent < 100 * MIB
     assert _rss_bytes(server.process.pid) - before < 150 * MIB
+
+
+def _unfinished(server: Running, size: int) -> socket.socket:
+    """A request whose last byte does not come."""
+    stream = connect(server.url)
+    stream.sendall(head(server.url, "POST /execute", f"Content-Length: {size}", AUTH, JSON))
+    stream.sendall(b" " * (size - 1))
+    return stream
+
+
+def test_all_bodies_together_have_a_bound(start: Callable[..., Running]) -> None:
+    server = start("--max-body-memory", "64")
+    large = json.dumps({"code": "print(1)", "args": ["x" * 8 * MIB]}).encode()
+    small = json.dumps({"code": "print(1)"}).encode()
+    held = [_unfinished(server, 30 * MIB) for _ in range(2)]
+    try:
+        assert wait_until(lambda: _post(server, large, JSON).status == 503, 30)
+        refused = _post(server, large, JSON)
+        assert (refused.json()["code"], refused.headers["retry-after"]) == ("unavailable", "1")
+        chunked = (f"Transfer-Encoding: chunked\r\n{AUTH}", JSON)
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(large), large)
+        assert exchange(server.url, "POST /execute", *chunked, body=body).status == 503
+        assert _post(server, small, JSON).status == 200  # there is room for that one
+    finally:
+        for stream in held:
+            stream.close()
+    assert wait_until(lambda: _post(server, large, JSON).status != 503, 30)
 
 
 def test_a_body_that_says_it_is_too_large_is_refused_at_once(server: Running) -> None:

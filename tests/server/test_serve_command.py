@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,9 +155,22 @@ def test_tokens_rotate_without_a_restart(start: Start) -> None:
         return httpx2.get(f"{running.url}/info", headers={"Authorization": f"Bearer {token}"}, timeout=60).status_code
 
     assert (status(TOKENS["alice"]), status("carol-token-0123456789")) == (200, 401)
-    file.write_text('{"name": "carol", "token"')  # not whole yet: what was in force stays
-    time.sleep(1.5)
+
+    def in_force(value: float) -> bool:
+        headers = {"Authorization": f"Bearer {TOKENS['alice']}"}
+        return f"fumehood_token_file_ok {value}" in httpx2.get(f"{running.url}/metrics", headers=headers).text
+
+    assert in_force(1.0)
+    file.write_text('{"name": "carol", "carol-token-0123456789": "token", "to')  # not whole: what was in force stays
+    assert wait_until(lambda: in_force(0.0), 20)
+    file.write_text('{"name": "carol", "carol-token-0123456789": "token"}')
+    assert wait_until(lambda: status(TOKENS["alice"]) == 200 and running.log().count('"tokens_kept"') == 2, 20)
+    kept = [json.loads(line) for line in running.log().splitlines() if '"tokens_kept"' in line]
+    assert [line["level"] for line in kept] == ["warning", "warning"]
+    assert "unknown keys" in kept[1]["message"]
+    assert "carol-token" not in running.log()
     assert status(TOKENS["alice"]) == 200
     file.write_text(json.dumps([{"name": "carol", "token": "carol-token-0123456789"}]))
     assert wait_until(lambda: status("carol-token-0123456789") == 200, 20)
     assert status(TOKENS["alice"]) == 401
+    assert wait_until(lambda: '"tokens_read"' in running.log(), 10)

@@ -43,6 +43,9 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--max-sessions", type=_count(0), metavar="N", help="sessions at a time, of each worker")
     parser.add_argument("--max-connections", type=_count(1), metavar="N", help="connections at a time, of each worker")
     parser.add_argument(
+        "--max-body-memory", type=_count(64), metavar="MB", help="for bodies of requests, of each worker; default 256"
+    )
+    parser.add_argument(
         "--client-timeout",
         type=_seconds,
         metavar="S",
@@ -97,6 +100,7 @@ def _options(args: argparse.Namespace) -> tuple[ServerOptions, str | None]:
         "max_queue": args.max_queue,
         "max_sessions": args.max_sessions,
         "max_connections": args.max_connections,
+        "max_bodies_bytes": args.max_body_memory and args.max_body_memory * 1024 * 1024,
         **dict.fromkeys(("header_timeout_s", "body_timeout_s", "write_timeout_s"), args.client_timeout),
         "grace_s": args.grace,
         "instance": ids.checked(args.instance) if args.instance is not None else None,

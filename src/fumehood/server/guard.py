@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import ids, log
+from .bodies import Bodies
 from .exchange import Cut, Exchange
 from .origins import check_origin, host_allowed
 from .peers import Peers
@@ -27,6 +28,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self.app, self.server, self.peers = app, server, server.part(Peers)
+        self.bodies = server.part(Bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -52,7 +54,8 @@ class Guard:
                 raise Cut from None
             await exchange.refuse(from_error(error))
         finally:
-            self._note(exchange, time.monotonic() - started, failed)
+            self.bodies.leave(exchange.scope)
+            self._note(exchange, time.monotonic() - started, failed or exchange.scope["state"].get("failed"))
 
     async def _try(self, exchange: Exchange) -> None:
         try:
@@ -108,15 +111,17 @@ class Guard:
     def _note(self, exchange: Exchange, seconds: float, failed: Exception | None) -> None:
         scope, status = exchange.scope, exchange.status
         token, path, method = scope["state"].get("token"), scope["path"], scope.get("method", "WEBSOCKET")
-        problem = failed if isinstance(failed, Problem) else None
-        ours = failed if problem is None else None
-        self.server.numbers.request(method, scope["state"].get("route", ""), status or 0, seconds)
+        problem, passed_to = None if failed is None else from_error(failed), scope["state"].get("passed_to")
+        cause = None if isinstance(failed, Problem) else failed
+        if passed_to is None:  # else who answers counts it
+            self.server.numbers.request(method, scope["state"].get("route", ""), status or 0, seconds)
         if problem is not None:
             self.server.numbers.refused(problem.code)
         if path in ("/healthz", "/readyz") and status == 200:
             return
         log.write(
             "request",
+            level=_level(problem),
             request_id=exchange.request_id,
             method=method,
             path=path,
@@ -125,9 +130,16 @@ class Guard:
             token=token.name if token else None,
             client=scope["client"][0] if scope.get("client") else None,
             code=problem.code if problem else None,
-            error=type(ours).__name__ if ours else None,
-            at=log.where(ours) if ours else None,
+            passed_to=passed_to,
+            error=type(cause).__name__ if cause else None,
+            at=log.where(cause) if cause and problem and problem.status >= 500 else None,
         )
+
+
+def _level(problem: Problem | None) -> str:
+    if problem is None or problem.status < 500:
+        return "info"
+    return "error" if problem.code == "internal" else "warning"
 
 
 def is_public(method: str, path: str) -> bool:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from .. import __version__
 from ..types import ExecutionResult
 from .gate import Gate
-from .tokens import Token
+from .tokens import Token, Tokens
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_1_0_0
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "WEBSOCKET")  # others are one: anybody can make them up
@@ -46,7 +46,7 @@ class _Collected(CollectorRegistry):
 class Numbers:
     """A registry of its own: two servers in one process do not mix."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, tokens: Tokens) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice as many lines, for nothing that we ask
         own = self._registry = CollectorRegistry()
         self._requests = Counter("fumehood_requests", "Requests.", ("method", "route", "status"), registry=own)
@@ -63,6 +63,8 @@ class Numbers:
         running.set_function(lambda: gate.running)
         queued = Gauge("fumehood_queued", "Executions that wait.", registry=own)
         queued.set_function(lambda: gate.queued)
+        read = Gauge("fumehood_token_file_ok", "Whether the token file is in force as it is now.", registry=own)
+        read.set_function(lambda: tokens.failure is None)
         Gauge("fumehood_info", "Which version.", ("version",), registry=own).labels(__version__).set(1)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:

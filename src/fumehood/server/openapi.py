@@ -97,6 +97,8 @@ def _responses(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
     if not route.public:
         codes |= dict.fromkeys(WITH_TOKEN)
     codes |= dict.fromkeys(WITH_BODY)  # of a body that nobody asked for too
+    if route.upload or route.request is not None:
+        codes["unavailable"] = None  # no room for it
     by_status: dict[int, list[str]] = {}
     for code in codes:
         by_status.setdefault(KINDS[code][0], []).append(code)

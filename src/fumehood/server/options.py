@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from functools import cache
 from typing import NamedTuple
 
 PORT = 8080
@@ -27,6 +28,7 @@ class ServerOptions(NamedTuple):
     max_connections: int = 2048
     max_body_bytes: int = 32 * _MIB
     max_upload_bytes: int = 50 * _MIB
+    max_bodies_bytes: int = 256 * _MIB  # of all requests together, of each worker
     max_header_bytes: int = 16 * 1024
     max_headers: int = 64
     max_depth: int = 16
@@ -44,6 +46,7 @@ class ServerOptions(NamedTuple):
         return is_loopback(self.host)
 
 
+@cache
 def is_loopback(host: str) -> bool:
     """By address alone: a name may resolve to anything, but for localhost."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from . import log, wire
+from . import wire
 from .follow import Emit
 from .problems import Problem, from_error
 from .routes import JSON
@@ -66,10 +66,8 @@ class Events(Response):
         except Exception as error:
             if not self._number:
                 raise
-            problem = from_error(error)
-            if problem.code == "internal":
-                log.write("failed", request_id=self._call.request_id, error=type(error).__name__, at=log.where(error))
-            await self._emit(wire.Failure(problem.body(self._call.request_id)))
+            self._call.request.scope["state"]["failed"] = error  # for the log
+            await self._emit(wire.Failure(from_error(error).body(self._call.request_id)))
         finally:
             if pinging is not None:
                 pinging.cancel()

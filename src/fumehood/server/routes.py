@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from .bodies import Bodies
 from .options import ServerOptions
 from .problems import Problem
 from .state import Call, ClientLeft, Server
@@ -141,13 +142,13 @@ async def _body(server: Server, route: Route, request: Request) -> Any:
     options = server.options
     if route.upload:
         _media_type(request, BINARY)
-        return _kept(options, request, await read(request, options.max_upload_bytes, options.body_timeout_s))
+        return _kept(options, request, await read(server, request, options.max_upload_bytes))
     if route.request is None:
-        if await read(request, 0, options.body_timeout_s):
+        if await read(server, request, 0):
             raise Problem("bad_request", "this path takes no body")
         return None
     _media_type(request, JSON)
-    data = _kept(options, request, await read(request, options.max_body_bytes, options.body_timeout_s))
+    data = _kept(options, request, await read(server, request, options.max_body_bytes))
     if deeper(data, options.max_depth):
         raise Problem("bad_request", f"the JSON is nested more than {options.max_depth} deep")
     try:
@@ -176,20 +177,23 @@ def _media_type(request: Request, wanted: str) -> None:
         raise Problem("unsupported_media_type", f"send the body as Content-Type: {wanted}, not compressed")
 
 
-async def read(request: Request, max_bytes: int, within_s: float) -> bytes:
-    """The body, never more of it in memory than its cap."""
+async def read(server: Server, request: Request, max_bytes: int) -> bytes:
+    """The body, never more of it in memory than its cap, nor than there is room for."""
+    within_s, bodies = server.options.body_timeout_s, server.part(Bodies)
     length = request.headers.get("content-length", "0")
     if not length.isdecimal():
         raise Problem("bad_request", "Content-Length is not a number")
     if int(length) > max_bytes:
         raise _too_large(max_bytes)
+    bodies.check(int(length))
     data = bytearray()
     try:
         async with asyncio.timeout(within_s):
             async for chunk in request.stream():
-                data += chunk
-                if len(data) > max_bytes:
+                if len(data) + len(chunk) > max_bytes:
                     raise _too_large(max_bytes)
+                bodies.take(request.scope, len(chunk))
+                data += chunk
     except TimeoutError:
         raise Problem("request_timeout", f"the body took longer than {within_s:g} s") from None
     except ClientDisconnect:

@@ -43,7 +43,7 @@ class Server:
         self.tokens = Tokens(options.token, options.token_file)
         self.tickets = Tickets(self.instance)
         self.gate = Gate(options)
-        self.numbers = Numbers(self.gate)
+        self.numbers = Numbers(self.gate, self.tokens)
         self.stopping = asyncio.Event()  # take no new work; a stream without a run ends now
         self.ending = Ending()
         self._parts: dict[type[Any], Part] = {}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..errors import ConfigurationError
+from . import log
 
 TICKET_S = 30.0
 MAX_TICKETS = 1000
@@ -75,6 +76,9 @@ class Tokens:
             self._known, self.failure = self._own + _read(self._file), None
         except ConfigurationError as error:  # a half-written file locks nobody out
             self.failure = str(error)
+            log.write("tokens_kept", level="warning", message=self.failure)
+        else:
+            log.write("tokens_read", level="info", tokens=[token.name for token in self._known])
 
 
 class Tickets:
@@ -140,7 +144,7 @@ def _entry(entry: object, number: int, path: str) -> Token:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str) or not entry["name"]:
         raise ConfigurationError(f"{where} needs a name, and a token or a sha256")
     if unknown := set(entry) - {"name", "token", "sha256", *_QUOTAS}:
-        raise ConfigurationError(f"{where} has unknown keys: {', '.join(sorted(map(str, unknown)))}")
+        raise ConfigurationError(f"{where} has unknown keys: {', '.join(sorted(map(_shown, unknown)))}")
     quotas = {name: entry[name] for name in _QUOTAS if entry.get(name) is not None}
     if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in quotas.values()):
         raise ConfigurationError(f"{where}: {', '.join(_QUOTAS)} are whole numbers")
@@ -155,6 +159,11 @@ def _entry(entry: object, number: int, path: str) -> Token:
     if len(hashed) != hashlib.sha256().digest_size:
         raise ConfigurationError(f"{where}: sha256 is 64 hexadecimal digits")
     return Token(entry["name"], hashed, **quotas)
+
+
+def _shown(key: object) -> str:
+    """A key that is too long to be one of ours may be a token in the wrong place."""
+    return key if isinstance(key, str) and len(key) < _MIN_CHARACTERS else "…"
 
 
 def _from_text(name: str, token: object) -> Token:
