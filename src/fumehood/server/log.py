@@ -41,7 +41,10 @@ def where(error: BaseException) -> list[str]:
 
 def clean(text: str) -> str:
     """As one printable line of bounded length."""
-    return "".join(character if character.isprintable() else "?" for character in text[:MAX_TEXT])
+    text = text[:MAX_TEXT]
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _plain(value: Any) -> Any:

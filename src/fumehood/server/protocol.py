@@ -15,6 +15,42 @@ from .options import ServerOptions
 from .problems import KINDS, Problem
 
 _NOT_PARSED = "-" * 8
+_HEAD, _LARGE = b"HTTP/1.1 ", 64 * 1024
+
+
+class _Joined:
+    """A transport that keeps the head of an answer until its body is there, or the loop goes on without one.
+
+    Two writes are two packets, and a client that is woken twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) > _LARGE:  # copied, it would cost more than it saves
+                self._transport.write(head)
+            else:
+                data = head + data
+        elif data.startswith(_HEAD):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            self.write(b"")
 
 
 class _Bounded(asyncio.Protocol):
@@ -60,7 +96,7 @@ def http(options: ServerOptions) -> type[H11Protocol]:
         _heading: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
             if len(self.connections) > options.max_connections:
                 self._refuse(Problem("unavailable", "too many connections: try again", {"Retry-After": "1"}))
                 return
