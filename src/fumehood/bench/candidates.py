@@ -62,10 +62,10 @@ def sessions(stack: ExitStack) -> Iterator[Candidate]:
 
     def new() -> None:
         with opened() as fresh:
-            _check(fresh.run(CODE))
+            check(fresh.run(CODE))
 
-    yield Candidate(SESSION, lambda: _check(session.run(CODE)))
-    yield Candidate(COMMAND, lambda: _check(session.exec(["echo", "42"])))
+    yield Candidate(SESSION, lambda: check(session.run(CODE)))
+    yield Candidate(COMMAND, lambda: check(session.exec(["echo", "42"])))
     yield Candidate(NEW_SESSION, new)
 
 
@@ -88,10 +88,11 @@ def alternatives(stack: ExitStack, docker_image: str) -> Iterator[Candidate]:
 
 
 def execution(sandbox: OneShot, code: str = CODE) -> Callable[[], None]:
-    return lambda: _check(sandbox.execute(code))
+    return lambda: check(sandbox.execute(code))
 
 
-def _check(result: ExecutionResult) -> None:
+def check(result: ExecutionResult) -> None:
+    """That it printed what it should have."""
     if result.stdout != OUTPUT:
         raise EngineFailed(f"a sandbox printed {result.stdout!r}, {result.stderr!r}")
 

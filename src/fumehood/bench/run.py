@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from . import candidates, containers, fresh, load, memory
+from . import candidates, containers, fresh, load, memory, served
 from .samples import Candidate, Series, interleave
 
 FIRST_ROUNDS = 9
@@ -24,7 +24,8 @@ _GIB = 1024 * _MIB
 @dataclass(frozen=True)
 class Options:
     rounds: int = 100
-    full: bool = False  # also load, memory, growth, and what else is installed
+    full: bool = False  # also load, memory, growth, the server, and what else is installed
+    server: bool = False  # it alone
     docker_image: str = "antigravity-sandbox:latest"
 
 
@@ -45,6 +46,8 @@ class Bar:
 
 def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, Any]:
     """Says what it does in lines to `progress`; gives raw samples, summaries and bars."""
+    if options.server:
+        return _server_alone(options, progress)
     with ExitStack() as stack:
         chosen = [
             candidates.bare(),
@@ -70,7 +73,9 @@ def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, An
         bars += load_bars + memory_bars
         series_of_containers = _containers(options, progress)
         bars += _container_bars(series_of_containers)
-        series += series_of_data + series_of_containers
+        series_of_server, outcome["server"], server_bars = _server(options, progress)
+        bars += server_bars
+        series += series_of_data + series_of_containers + series_of_server
     outcome["series"] = [summary(item, series[0]) for item in (*series, *once)]
     outcome["bars"] = [{**vars(bar), "holds": bar.holds} for bar in bars]
     outcome["samples_s"] = {item.name: item.seconds for item in (*series, *once)}
@@ -131,6 +136,34 @@ def _container_bars(series: list[Series]) -> list[Bar]:
         return []
     ratio = named[containers.WARM] / named[containers.DOCKER_RUN]
     return [Bar("in Docker, one waiting, p50 of docker run's", ratio, 1 / 8, "×")]
+
+
+def _server_alone(options: Options, progress: Callable[[str], None]) -> dict[str, Any]:
+    series, found, bars = _server(options, progress)
+    return {
+        "machine": machine(),
+        "rounds": options.rounds,
+        "server": found,
+        "series": [summary(item, series[0]) for item in series],
+        "bars": [{**vars(bar), "holds": bar.holds} for bar in bars],
+        "samples_s": {item.name: item.seconds for item in series},
+    }
+
+
+def _server(options: Options, progress: Callable[[str], None]) -> tuple[list[Series], dict[str, Any], list[Bar]]:
+    report = _each_tenth("server, and the Python API beside it, with a short pause before each", progress)
+    series, found = served.measure(options.rounds, report, progress)
+    if not series:
+        return [], found, []
+    p50 = {item.name: item.p50 for item in series}
+    return (
+        series,
+        found,
+        [
+            Bar("POST /execute, p50 beyond execute()'s", (p50[served.SERVED] - p50[served.API]) * 1000, 3, "ms"),
+            Bar(f"{found['clients']} clients at once, errors", found["errors"], 0, ""),
+        ],
+    )
 
 
 def _load(progress: Callable[[str], None]) -> tuple[dict[str, Any], list[Bar]]:

@@ -23,8 +23,9 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.set_defaults(handler=run)
     parser.add_argument("--rounds", type=_positive, default=100, metavar="N", help="executions of each (default 100)")
     parser.add_argument(
-        "--full", action="store_true", help="also load, memory, the data stack and what else is installed"
+        "--full", action="store_true", help="also load, memory, the data stack, the server and what else is installed"
     )
+    parser.add_argument("--server", action="store_true", help="the server alone, beside the Python API")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="also draw the table")
     parser.add_argument("--json", action="store_true", help="print JSON, raw samples included")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the JSON there")
@@ -33,7 +34,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
 def run(args: argparse.Namespace) -> int:
     from ..bench import Options, run_bench  # loaded only by this command
 
-    outcome = run_bench(Options(rounds=args.rounds, full=args.full), _progress)
+    outcome = run_bench(Options(rounds=args.rounds, full=args.full, server=args.server), _progress)
     document = json.dumps(outcome, indent=2)
     if args.save:
         args.save.write_text(document + "\n")
@@ -88,8 +89,21 @@ def _more(outcome: dict[str, Any]) -> list[str]:
             "{at_once:4} at once: {ms_each:6.2f} ms each, {per_second:5.0f}/s, p50 {p50_ms:8.1f} ms".format(**row)
             for row in load["growth"]
         ]
+    if "server" in outcome:
+        lines += ["", *_served(outcome["server"])]
     for kind, found in outcome.get("memory", {}).items():
         private, pss = (found[name] / 2**20 for name in ("private_dirty", "pss"))
         fit = found["cells_per_gib"]
         lines.append(f"a waiting cell, {kind}: {private:.1f} MiB private, {pss:.1f} MiB PSS, {fit:.0f} in a GiB")
     return lines
+
+
+def _served(found: dict[str, Any]) -> list[str]:
+    if "skipped" in found:
+        return [f"server: skipped, {found['skipped']}"]
+    return [
+        "{clients} clients of the server at once: {requests} requests, {errors} errors, {per_second:.0f}/s"
+        " (Python API {api_per_second:.0f}/s),".format(**found),
+        "  p50 {p50_ms:.0f} ms, p95 {p95_ms:.0f} ms, {cpu_ms_each:.2f} ms of its CPU each".format(**found),
+        *(f"  {error}" for error in found["first_errors"]),
+    ]
