@@ -21,7 +21,7 @@ from support import execute
 
 __all__ = ["docker", "docker_host"]
 
-# What a target cannot do, by module or test, and why. A gap that starts to pass fails the suite.
+# What a target cannot do, by module (not run at all) or test, and why. A test's gap that starts to pass fails the suite.
 RUNS_NOTHING = "the fake runs nothing"
 NETWORK_SHARED = "this level has no network of its own: the host's is open"
 NO_LOOPBACK = "this level has no network of its own: internet sockets are refused altogether"
@@ -282,14 +282,22 @@ def session(target: Target, tmp_path: Any) -> Iterator[Kept]:
         thread.join()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if "module" in gaps_of(item)]
+    items[:] = [item for item in items if "module" not in gaps_of(item)]
+    config.hook.pytest_deselected(items=left_out)
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        target = callspec.params.get("target") if callspec else None
-        if not isinstance(target, Target):
-            continue
-        gaps = {**GAPS.get(target.level, {}), **GAPS.get(str(target), {})}
-        module = item.module.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
-        reason = gaps.get(item.originalname) or gaps.get(module)  # type: ignore[attr-defined]
-        if reason is not None:
+        if reason := gaps_of(item).get("test"):
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def gaps_of(item: pytest.Item) -> dict[str, str]:
+    """The gaps of its target that it falls in: as a "test", as part of its "module"."""
+    callspec = getattr(item, "callspec", None)
+    target = callspec.params.get("target") if callspec else None
+    if not isinstance(target, Target):
+        return {}
+    gaps = {**GAPS.get(target.level, {}), **GAPS.get(str(target), {})}
+    module = item.module.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    found = {"test": gaps.get(item.originalname), "module": gaps.get(module)}  # type: ignore[attr-defined]
+    return {kind: reason for kind, reason in found.items() if reason is not None}

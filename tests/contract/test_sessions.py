@@ -346,6 +346,13 @@ def test_output_arrives_while_it_runs(session: Kept) -> None:
     assert (result.exit_code, result.meta["results"][0]["text/plain"]) == (0, "'value'")
 
 
+def test_what_is_printed_and_what_is_shown_arrive_in_their_order(session: Kept) -> None:
+    session.out("class Large:\n    def _repr_html_(self): return 'x' * 30_000")
+    seen, _ = session.watch("for i in range(10):\n    print(i)\n    display(Large())")
+    assert [type(event) for _, event in seen] == [Output, Display] * 10 + [Exited]
+    assert [event.data for _, event in seen[:-1:2]] == [b"%d\n" % i for i in range(10)]
+
+
 def test_the_output_of_a_command_arrives_while_it_runs(session: Kept) -> None:
     seen, result = session.watch(["sh", "-c", "echo one; sleep 0.6; echo two"])
     assert seen[0][1] == Output("stdout", b"one\n")

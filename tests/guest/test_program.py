@@ -34,9 +34,10 @@ def test_what_is_printed_while_an_earlier_word_is_looked_at_comes_before_the_nex
         return read(fd, size)
 
     monkeypatch.setattr(os, "read", read_late)
-    os.write(theirs[0], b"began, ")
+    os.write(theirs[0], b"began")
+    program.hear(program.stdin)
     program.hear(program.stdin)
     for fd in theirs:
         os.close(fd)
     program.close()
-    assert link.sent[:2] == [(wire.STDOUT, b"printed"), (wire.CHANNEL, b"began, done")]
+    assert link.sent[:3] == [(wire.CHANNEL, b"began"), (wire.STDOUT, b"printed"), (wire.CHANNEL, b"done")]

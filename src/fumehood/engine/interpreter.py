@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 
+from ..guest.peek import peek
 from ..types import Display, Exited, Output
 from . import frames, usage
 from .cell import MAX_LEFT, PIPE_BYTES, Cell
@@ -130,7 +131,9 @@ class Interpreter(Cell):
 
     def _hear(self) -> None:
         try:
-            data = os.read(self._stdin, _CHUNK)
+            said = peek(self._stdin, _CHUNK)
+            self._read_rest(PIPE_BYTES)  # what it printed before comes before; it prints no more until this is taken
+            data = os.read(self._stdin, len(said))
         except BlockingIOError:
             return
         except OSError:
@@ -144,7 +147,6 @@ class Interpreter(Cell):
                 if shown is None:
                     self._signal(TELL_USAGE)
                 else:
-                    self._read_rest(PIPE_BYTES)  # what it printed before comes before
                     self._events.append(shown)
         except TooMuch:
             self._close_stdin()

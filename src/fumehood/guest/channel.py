@@ -5,7 +5,9 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # C alone: nothing of the program's is asked
 import _thread
 import builtins
+import fcntl
 import os
+import time
 import types
 
 from .plain import fit, to_json
@@ -22,8 +24,10 @@ _read, _write, _close, _dup2 = os.read, os.write, os.close, os.dup2
 _getpid, _exit, _ident = os.getpid, os._exit, _thread.get_ident
 _install, _mask, _SIGINT = _signal.signal, _signal.pthread_sigmask, _signal.SIGINT
 _BLOCK, _SET = _signal.SIG_BLOCK, _signal.SIG_SETMASK
+_ioctl, _NOT_TAKEN, _sleep = fcntl.ioctl, 0x5411, time.sleep  # SIOCOUTQ
 
 _RESERVE = 1 << 12  # of a run's results, for the note that there are no more
+_LOOKS, _LOOK_S = 2000, 0.0001
 _NO_MORE = f"... (further results left out: one run may show {RESULTS_BYTES >> 20} MiB in {RESULTS_COUNT:,} bundles)"
 
 
@@ -93,6 +97,7 @@ class Channel:
         self._lock = _thread.allocate_lock()
         self._run: int | None = None
         self._bytes_left = self._count_left = 0
+        self._is_heard = True
 
     def close(self) -> None:
         for fd in {self._in, self._out}:
@@ -117,14 +122,17 @@ class Channel:
 
     def begin(self, run: int) -> None:
         self._run, self._bytes_left, self._count_left = run, RESULTS_BYTES - _RESERVE, RESULTS_COUNT
+        self._is_heard = True
 
-    def show(self, bundle: dict[str, Any]) -> None:
+    def show(self, bundle: dict[str, Any], *, is_last: bool = False) -> None:
         """Send one value in several forms, from any thread, as long as the run lasts and has room for it."""
         if _getpid() != self._pid:
             return
         room = min(BUNDLE_BYTES, self._bytes_left - _RESERVE)
         body = fit(bundle, room) if room > 0 else b""
         self._send("display", body)
+        if not is_last and _ident() == self._thread:
+            self._wait_until_heard()
 
     def finish(self, exit_code: int, error: str | None, interrupted: bool) -> None:
         outcome = {"exit_code": exit_code, "error": error, "interrupted": interrupted}
@@ -160,6 +168,17 @@ class Channel:
         frame = head + b'"data":' + body + b"}"
         self._bytes_left -= len(frame)
         self._write_frame(frame)
+
+    def _wait_until_heard(self) -> None:
+        """What is printed goes another way, and would overtake it. Nobody waits long, nor twice for a deaf host."""
+        looks = 0
+        try:
+            while self._is_heard and any(_ioctl(self._out, _NOT_TAKEN, bytes(4))):
+                looks += 1
+                self._is_heard = looks < _LOOKS
+                _sleep(_LOOK_S)
+        except OSError:
+            self._is_heard = False
 
     def _write_frame(self, body: bytes) -> None:
         view = memoryview(FRAME.pack(len(body)) + body)

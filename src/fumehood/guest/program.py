@@ -8,6 +8,7 @@ import os
 import signal
 
 from . import census, lockdown, rlimits, runner, wire
+from .peek import peek
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,14 +154,18 @@ class Program:
         if kind is None:
             return False
         try:
-            data = os.read(fd, _CHUNK)
+            if kind == wire.CHANNEL:  # what it printed before is in the pipes; it prints no more until this is taken
+                said = peek(fd, _CHUNK)
+                self.hear_status()
+                self._hear_rest(wire.STDOUT, wire.STDERR)
+                data = os.read(fd, len(said))
+            else:
+                data = os.read(fd, _CHUNK)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
         self.hear_status()
-        if kind == wire.CHANNEL:  # what it printed before it said this is in the pipes by now, and comes before
-            self._hear_rest(wire.STDOUT, wire.STDERR)
         if data:
             self._link.send(kind, self.number, data)
             return True

@@ -212,7 +212,7 @@ class _Python:
         if all(one is other for one, other in zip(kept, ours, strict=True)):  # who uses these names may have them
             self._recent = [value, *self._recent][:3]
             self._scope.update(zip(names, self._recent, strict=False))
-        self._frames.show(bundle)
+        self._frames.show(bundle, is_last=True)
 
     def _conclude(self, failure: BaseException) -> None:
         """Show how the program failed."""
