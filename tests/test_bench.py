@@ -12,7 +12,7 @@ import pytest
 from fumehood import config, get_sandbox
 from fumehood.backends.base import SandboxSpec
 from fumehood.backends.docker.body import create_body
-from fumehood.bench import Options, candidates, containers, run_bench
+from fumehood.bench import Options, candidates, containers, run_bench, served
 from fumehood.bench.chart import draw
 from fumehood.bench.load import run_at_once
 from fumehood.bench.run import Bar
@@ -102,6 +102,49 @@ def test_without_an_engine_the_containers_are_left_out_and_that_is_said(tmp_path
         patch.setenv("PATH", str(tmp_path))
         assert containers.measure(1, lambda *_: None, said.append) == []
     assert "Docker: skipped" in said[0]
+
+
+def _served() -> None:
+    pytest.importorskip("uvicorn", reason="needs the extra `server`")
+
+
+def test_the_server_is_measured_beside_the_api_with_one_client_and_with_many() -> None:
+    _served()
+    said: list[str] = []
+    series, found = served.measure(2, lambda *_: None, said.append, clients=5)
+    assert [len(item.seconds) for item in series] == [2, 2, 2, 2]
+    assert {served.API, served.API_ASYNC, served.SERVED} < {item.name for item in series}
+    assert (found["clients"], found["requests"], found["errors"]) == (5, 5 * served.EACH, 0)
+    assert found["per_second"] > 0
+    assert found["cpu_ms_each"] > 0
+
+
+class _Mixed(served.Server):
+    """Client 1 gets what client 7 asked for."""
+
+    def request(self, code: str) -> bytes:
+        return super().request(code.replace("print(1 *", "print(7 *"))
+
+
+def test_answers_that_are_not_those_to_a_clients_own_programs_are_errors() -> None:
+    _served()
+    with served.serving() as server:
+        found = served.at_once(_Mixed(server.process, server.address, server.token), 3, 2)
+        assert (found["requests"], found["errors"]) == (6, 2)
+        assert "7000" in found["first_errors"][0]
+        stranger = served.Server(server.process, server.address, "not-a-token-of-this-server")
+        refused = served.at_once(stranger, 3, 2)
+    assert refused["errors"] == 6
+    assert "401" in refused["first_errors"][0]
+
+
+def test_where_it_does_not_start_the_server_is_left_out_and_the_table_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDBOX_TIMEOUT", "soon")
+        assert main(["bench", "--server", "--rounds", "1"]) == 0
+    assert "server: skipped, " in capsys.readouterr().out
 
 
 def test_the_chart_is_well_formed_and_shows_every_row() -> None:

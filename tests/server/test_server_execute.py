@@ -10,6 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from support import wait_until
+
 
 def encoded(data: bytes | str) -> str:
     return base64.b64encode(data if isinstance(data, bytes) else data.encode()).decode()
@@ -199,6 +201,17 @@ def test_a_client_that_leaves_ends_its_program(server, alice):
     with server.client() as other, pytest.raises(httpx2.TimeoutException):
         other.post("/execute", json={"code": "import time; time.sleep(60)"}, timeout=1.0)
     assert gone(alice, before)
+
+
+def test_what_a_client_left_is_stored_as_cancelled(server, alice):
+    with server.client() as other, pytest.raises(httpx2.TimeoutException):
+        other.post("/execute", json={"code": "import time  # left alone\ntime.sleep(60)"}, timeout=1.0)
+
+    def reasons() -> list[str]:
+        return [row["reason"] for row in alice.get("/history").json() if "left alone" in row["title"]]
+
+    assert wait_until(reasons, 20)
+    assert reasons() == ["cancelled"]
 
 
 def test_a_client_that_leaves_a_stream_ends_its_program(server, alice):

@@ -39,7 +39,7 @@ class Server:
     """A server process of its own, on loopback, with default settings."""
 
     def __init__(self, process: subprocess.Popen[str], address: tuple[str, int], token: str) -> None:
-        self.process, self.address, self._token = process, address, token
+        self.process, self.address, self.token = process, address, token
 
     def request(self, code: str) -> bytes:
         """A whole `POST /execute`."""
@@ -47,7 +47,7 @@ class Server:
         head = (
             "POST /execute HTTP/1.1",
             f"Host: {self.address[0]}:{self.address[1]}",
-            f"Authorization: Bearer {self._token}",
+            f"Authorization: Bearer {self.token}",
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
         )

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     document = json.dumps(outcome, indent=2)
     if args.save:
         args.save.write_text(document + "\n")
-    if args.chart:
+    if args.chart and outcome["series"]:
         from ..bench.chart import draw
 
         args.chart.write_text(draw(outcome["series"], "One small program, start to result (median)"))
