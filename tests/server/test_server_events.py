@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -103,6 +104,39 @@ def test_what_a_client_says_is_passed_over(server, alice, session):
         socket.send(b"\x00\xff")
         run(alice, session, "print(1)")
         assert until(socket, "result")
+
+
+def test_a_message_that_is_too_large_closes_the_socket(server, alice, session):
+    with listen(server, session, ticket(alice, session)) as socket:
+        socket.send("x" * 60_000)
+        run(alice, session, "print(1)")
+        assert until(socket, "result")
+        socket.send("x" * 70_000)
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
+def test_the_progress_of_an_installation_is_told(start, tmp_path):
+    house = tmp_path / "house"
+    house.mkdir()
+    with zipfile.ZipFile(house / "alpha-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("alpha.py", "version = '1.0'")
+        wheel.writestr("alpha-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: alpha\nVersion: 1.0\n")
+        wheel.writestr("alpha-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("alpha-1.0.dist-info/RECORD", "")
+    env = {"SANDBOX_WHEELHOUSE": str(house), "SANDBOX_PACKAGES_DIR": str(tmp_path / "packages")}
+    server = start(env=env)
+    with server.client() as client:
+        made = client.post("/sessions", json={}).json()["session_id"]
+        with listen(server, made, ticket(client, made)) as socket:
+            body = {"code": "import alpha; print(alpha.version)", "requirements": ["alpha"]}
+            ran = client.post(f"/sessions/{made}/run", json=body)
+            assert (ran.status_code, ran.json()["stdout"]) == (200, "1.0\n"), ran.text
+            found = until(socket, "result")
+    told = [event["text"] for event in found if event["type"] == "progress"]
+    assert any("alpha" in text for text in told), found
 
 
 def test_a_server_that_stops_closes_its_sockets(start):

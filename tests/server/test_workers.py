@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def _opened_on_both(running: Running) -> set[str]:
 def _worker(running: Running, instance: str) -> int:
     """Its process: the order came over its standard input, so its socket tells which it is."""
     for each in beneath(running.process.pid):
-        names = [os.readlink(f"/proc/{each.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{each.pid}/fd")]
+        try:
+            names = [os.readlink(f"/proc/{each.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{each.pid}/fd")]
+        except OSError:  # it has ended, or is a program's
+            continue
         inodes = {name[8:-1] for name in names if name.startswith("socket:[")}
         with open("/proc/net/unix") as file:
             rows = [line.split() for line in file]
@@ -187,3 +191,74 @@ def test_a_worker_that_is_killed_gives_its_places_back(bounded: Running) -> None
     bounded.process.kill()
     assert wait_until(lambda: not any(each.lives for each in family), 20)
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(ours)]
+
+
+def _left(directory: str | Path, pids: set[int]) -> list[str]:
+    """What is named as of these processes."""
+    return [name for name in os.listdir(directory) if name.startswith(tuple(f"fumehood-{pid}-" for pid in pids))]
+
+
+def _groups(pids: set[int]) -> list[str]:
+    marks = tuple(f"fumehood-{pid}-" for pid in pids)
+    return [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names if name.startswith(marks)]
+
+
+@pytest.fixture
+def clients() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("victims", ["the first process", "a worker", "all of them"])
+def test_whoever_is_killed_in_mid_run_leaves_nothing_running(
+    start: Start, tmp_path: Path, clients: ExitStack, victims: str
+) -> None:
+    flags, env = ("--workers", "2", "--instance", "two"), {"TMPDIR": str(tmp_path)}
+    running = start(*flags, env=env)
+    body = {"code": "import time; print('here', flush=True); time.sleep(100)", "timeout": 100}
+    streamed = {"json": body, "headers": {"Accept": "application/x-ndjson"}}
+    for made in _opened_on_both(running):  # so that each worker runs something
+        client = clients.enter_context(running.client())
+        assert clients.enter_context(client.stream("POST", f"/sessions/{made}/run", **streamed)).status_code == 200
+    workers = [_worker(running, "two-0"), _worker(running, "two-1")]
+    family = beneath(running.process.pid)
+    lost = beneath(workers[0]) if victims == "a worker" else family
+    assert len(lost) > 2
+    for pid in {"the first process": [running.process.pid], "a worker": workers[:1]}.get(
+        victims, [running.process.pid, *workers]
+    ):
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not any(each.lives for each in lost), 30)
+    if victims != "a worker":
+        running.process.wait(30)
+    pids = {each.pid for each in lost}
+    if victims == "a worker":
+        assert running.process.poll() is None
+        again = running
+    else:
+        assert (victims == "all of them") == bool(_left(tmp_path, pids))  # nobody was there to tidy up
+        again = start(*flags, env=env)
+
+    def tidied() -> bool:  # with the first program of whoever came in its place
+        with again.client() as client:
+            assert client.post("/execute", json={"code": "print(1)"}).status_code == 200
+        return not _left(tmp_path, pids) and not _groups(pids)
+
+    assert wait_until(tidied, 30)
+
+
+def test_a_restart_removes_the_files_of_a_server_that_was_killed(start: Start, tmp_path: Path) -> None:
+    weak, env = ("--isolation", "process"), {"TMPDIR": str(tmp_path)}  # there programs have directories on the host
+    running = start(*weak, env=env)
+    with running.client() as client:
+        assert client.post("/sessions", json={}).status_code == 201
+    family = beneath(running.process.pid)
+    pids = {each.pid for each in family}
+    assert wait_until(lambda: _left(tmp_path, pids))
+    running.process.kill()
+    running.process.wait(30)
+    assert wait_until(lambda: not any(each.lives for each in family), 30)
+    assert _left(tmp_path, pids)
+    with start(*weak, env=env).client() as client:
+        assert client.post("/execute", json={"code": "print(1)"}).json()["stdout"] == "1\n"
+    assert not _left(tmp_path, pids)

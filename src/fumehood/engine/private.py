@@ -15,7 +15,7 @@ _PARTS = ("workspace", "program", "tmp", "home", "bin")
 
 
 def make(layout: Layout, owner: int | None) -> str:
-    _sweep(owner)
+    sweep(owner)
     directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
     try:
         for name in _PARTS:
@@ -32,7 +32,7 @@ def make(layout: Layout, owner: int | None) -> str:
     return directory
 
 
-def _sweep(owner: int | None) -> None:
+def sweep(owner: int | None = None) -> None:
     """Once in a process: what one of ours left behind that was killed."""
     global _swept
     if _swept == os.getpid():

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..config import Settings
+from ..engine import private
 from . import log
 from .options import ServerOptions
 from .peers import any_listens, socket_path
@@ -38,6 +39,7 @@ class Order(msgspec.Struct):
 def supervise(options: ServerOptions, settings: Settings, listening: socket.socket, ready: Callable[[], None]) -> int:
     """Keep `workers` of them running until a signal; the exit code."""
     log_as_lines()
+    private.sweep()
     # Mode 0700, and named as what a killed process of ours leaves and a later one sweeps.
     with tempfile.TemporaryDirectory(prefix=f"fumehood-{os.getpid()}-") as directory:
         return asyncio.run(_Supervisor(options._replace(peers_dir=directory), settings, listening).run(ready))
