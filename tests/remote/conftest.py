@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -96,3 +100,104 @@ def nobody() -> Iterator[str]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+class Proxy:
+    """Before a server, at a path of its own. It answers 502 where it does not reach the server."""
+
+    def __init__(self, server: str, prefix: str) -> None:
+        self.seen: list[str] = []
+        host, seen = server.removeprefix("http://"), self.seen
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                seen.append(f"{self.command} {self.path}")
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+                there = http.client.HTTPConnection(host, timeout=60)
+                self.close_connection = True
+                try:
+                    there.request(self.command, self.path.removeprefix(prefix), body, headers)
+                    answer = there.getresponse()
+                except (OSError, http.client.HTTPException):
+                    self.send_response(502)
+                    self.end_headers()
+                    return
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                self.send_header("Connection", "close")
+                self.end_headers()
+                with suppress(OSError, http.client.HTTPException):
+                    while part := answer.read1(65536):
+                        self.wfile.write(part)
+                there.close()
+
+            do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._httpd.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._httpd.server_address[1]}{prefix}"
+
+    def stop(self) -> None:
+        self._httpd.shutdown()
+        self._httpd.server_close()
+
+
+@pytest.fixture
+def before() -> Iterator[Callable[..., Proxy]]:
+    """Puts a proxy before a server."""
+    running: list[Proxy] = []
+
+    def make(server: str, prefix: str = "") -> Proxy:
+        running.append(Proxy(server, prefix))
+        return running[-1]
+
+    yield make
+    for proxy in running:
+        proxy.stop()
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[..., str]]:
+    """One that says what a server of ours says, until code is sent: then these bytes, and no more."""
+    running: list[ThreadingHTTPServer] = []
+
+    def make(said: bytes, *, stays: float = 0) -> str:
+        receipt = {"level": "sealed"}
+        info = json.dumps({"version": "0", "protocol": 1, "receipt": receipt}).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._say(info)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length", 0)))
+                self._say(said)
+                time.sleep(stays)
+
+            def _say(self, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("X-Fumehood-Version", "0")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        httpd.daemon_threads = True
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        running.append(httpd)
+        return f"http://127.0.0.1:{httpd.server_address[1]}"
+
+    yield make
+    for httpd in running:
+        httpd.shutdown()
+        httpd.server_close()

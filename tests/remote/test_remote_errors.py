@@ -18,7 +18,6 @@ import pytest
 from fumehood import errors, get_sandbox, open_session
 from fumehood.backends.remote import client as remote_client
 from running import TOKENS, Running
-from support import wait_until
 
 Client = Callable[..., dict[str, Any]]
 VERSION = {"X-Fumehood-Version": "0.0", "Content-Type": "application/json"}
@@ -94,32 +93,6 @@ def test_a_quota_of_one_at_a_time_is_waited_for(start: Callable[..., Running], c
         results = list(pool.map(sandbox.execute, ["import time; time.sleep(0.4); print('done')"] * 3))
     assert [result.stdout for result in results] == ["done\n"] * 3
     assert '"status": 429' in running.log()
-
-
-def test_a_server_that_is_killed_in_mid_run(start: Callable[..., Running], client: Client) -> None:
-    running = start(env={"SANDBOX_NETWORK": "true"})
-    with (
-        get_sandbox(**client(running.url, network=True)) as sandbox,
-        open_session(**client(running.url, start_retries=0)) as session,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        session.run("x = 1")
-        code = "print('up', flush=True)\nimport time; time.sleep(60)"
-        asked = [pool.submit(sandbox.execute, code), pool.submit(session.run, code)]
-        assert wait_until(lambda: _running(running) == 2, 20)
-        running.process.kill()
-        for each in asked:
-            with pytest.raises(errors.SandboxLost, match="went away"):
-                each.result(30)
-        with pytest.raises(errors.BackendUnavailable, match="no server at"):
-            session.run("x")
-
-
-def _running(server: Running) -> int:
-    with server.client() as http:
-        numbers = http.get("/metrics").text
-    found = [line.split()[-1] for line in numbers.splitlines() if line.startswith("fumehood_running ")]
-    return int(float(found[0])) if found else -1
 
 
 def test_a_session_that_the_server_ended_begins_anew(server: Running, client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
 from typing import Any
 
 from starlette.responses import Response
@@ -29,15 +30,27 @@ async def respond(call: Call[Any, Any], work: Work) -> Response:
     return Response(wire.encode(_reply(result)), media_type=JSON)
 
 
+@lru_cache(64)
 def accepted(accept: str) -> str:
-    """The first of ours that is named; quality values are not weighed."""
-    for each in accept.lower().split(","):
-        kind = each.partition(";")[0].strip()
-        if kind in (SSE, NDJSON):
-            return kind
-        if kind in ("*/*", "application/*", JSON):
-            return JSON
-    raise Problem("not_acceptable", f"Accept must name {JSON}, {SSE} or {NDJSON}")
+    """What of ours is liked best; of two that are liked the same, the first."""
+    liked = dict(map(_liked, reversed(accept.lower().split(","))))
+    named = {kind: liked[kind] for kind in reversed(liked) if kind in (JSON, SSE, NDJSON)}
+    for pattern in ("application/*", "*/*"):
+        if pattern in liked:
+            named.setdefault(JSON, liked[pattern])
+    best = max(named, key=lambda kind: named[kind], default=None)
+    if best is None or not named[best]:
+        raise Problem("not_acceptable", f"Accept must name {JSON}, {SSE} or {NDJSON}")
+    return best
+
+
+def _liked(entry: str) -> tuple[str, float]:
+    kind, *parameters = (part.strip() for part in entry.split(";"))
+    quality = next((each.removeprefix("q=") for each in parameters if each.startswith("q=")), "1")
+    try:
+        return kind, min(1.0, max(0.0, float(quality)))
+    except ValueError:
+        return kind, 1.0
 
 
 def _reply(result: wire.Result) -> wire.ExecuteReply:
@@ -56,10 +69,8 @@ class Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         self._send = send
-        pinging: asyncio.Task[None] | None = None
+        pinging = asyncio.create_task(self._ping())
         try:
-            if self._kind == SSE:
-                pinging = asyncio.create_task(self._ping())
             await self._call.while_there(self._work(self._emit))
         except ClientLeft:
             raise
@@ -69,8 +80,7 @@ class Events(Response):
             self._call.request.scope["state"]["failed"] = error  # for the log
             await self._emit(wire.Failure(from_error(error).body(self._call.request_id)))
         finally:
-            if pinging is not None:
-                pinging.cancel()
+            pinging.cancel()
         await send({"type": "http.response.body", "body": b""})
 
     async def _emit(self, event: wire.Event) -> None:
@@ -85,7 +95,9 @@ class Events(Response):
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _ping(self) -> None:
+        """A comment, or an empty line: silence would be taken for the end of one of us."""
+        data = b": ping\n\n" if self._kind == SSE else b"\n"
         while True:
             await asyncio.sleep(PING_S)
             if self._number:
-                await self._send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -7,7 +7,7 @@ import os
 import weakref
 
 from ...config import Settings
-from ...errors import BackendUnavailable
+from ...errors import BackendUnavailable, SandboxLost
 from ...types import Command, Receipt
 from ..base import Backend, Sandbox, SandboxSpec
 from . import address, said
@@ -18,6 +18,7 @@ from .sandbox import RemoteSandbox, RemoteSession
 __all__ = ["RemoteBackend"]
 
 _LOOK_S = 5.0
+_MEET_S = 20.0  # it may have to make a sandbox first
 
 
 class RemoteBackend(Backend):
@@ -46,7 +47,7 @@ class RemoteBackend(Backend):
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         client = self._client()
-        if not self._has_met:
+        if not client.is_sure:
             await self._meet(client)
         if not spec.keeps:
             return RemoteSandbox(client, spec, self._settings, lambda: self._meet(client))
@@ -70,7 +71,10 @@ class RemoteBackend(Backend):
 
     async def _meet(self, client: Client) -> Receipt:
         """Before any code is sent: whether it is one of ours, takes the token and speaks as we do."""
-        info = await client.ask("GET", "/info")
+        try:
+            info = await client.ask("GET", "/info", read_s=_MEET_S)
+        except SandboxLost as error:
+            raise BackendUnavailable(str(error)) from error
         if not isinstance(info, dict) or "protocol" not in info:
             raise no_server(client.where, 200)
         if str(info["protocol"]) != PROTOCOL:
@@ -80,7 +84,7 @@ class RemoteBackend(Backend):
             )
         self._most_bytes = said.most_bytes(info)
         client.most_bytes |= self._most_bytes
-        self._has_met = True
+        client.is_sure = self._has_met = True
         return said.receipt(info.get("receipt"))
 
     def _client(self) -> Client:
@@ -93,6 +97,7 @@ class RemoteBackend(Backend):
         if loop not in self._clients:
             client = Client(self._address)
             client.most_bytes |= self._most_bytes
+            client.is_sure = self._has_met
             self._clients[loop] = client, loop.create_task(_keep(client, weakref.ref(self)), name="fumehood-remote")
         return self._clients[loop][0]
 

@@ -35,6 +35,7 @@ class Client:
     def __init__(self, address: Address):
         self.address = address
         self.where = address.url
+        self.is_sure = False  # that the server is there, and ours
         self.most_bytes: dict[str, int] = {}  # of a body, by kind: a server that gets more hangs up
         self._http = httpx2.AsyncClient(
             verify=ssl.create_default_context() if address.url.startswith("https:") else False,
@@ -82,8 +83,9 @@ class Client:
             try:
                 response = await self._http.send(request, stream=True)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                self.is_sure = False
                 found = refusals.unreachable(self.where, error)
-                if not _was_refused(error) or failures >= len(_REFUSED_PAUSES_S):
+                if not refusals.was_refused(error) or failures >= len(_REFUSED_PAUSES_S):
                     raise found from error
                 await asyncio.sleep(_REFUSED_PAUSES_S[failures])
                 failures += 1
@@ -95,7 +97,11 @@ class Client:
                 self._broken(error, runs)
             if "x-fumehood-version" not in response.headers:
                 await response.aclose()
-                raise refusals.no_server(self.where, response.status_code)
+                self.is_sure = False
+                found = refusals.no_server(self.where, response.status_code)
+                if runs and response.status_code >= 500:  # of a proxy, which may have passed it on
+                    raise SandboxLost(f"{found}; the program may have run")
+                raise found
             if response.is_success:
                 return response
             refused = await self._refused(response)
@@ -113,7 +119,8 @@ class Client:
                 if most is not None and len(found) > most:
                     break
         except (httpx2.TransportError, OSError) as error:
-            raise SandboxLost(refusals.gone(self.where, error, "while it answered")) from error
+            self.is_sure = False
+            raise refusals.lost(self.where, error, "while it answered") from error
         finally:
             await response.aclose()
         return bytes(found)
@@ -132,10 +139,9 @@ class Client:
         return refusals.refusal(self.where, response.status_code, response.headers, content)
 
     def _broken(self, error: Exception, runs: bool) -> NoReturn:
+        self.is_sure = False
         if runs:
-            raise SandboxLost(
-                refusals.gone(self.where, error, "before it answered: the program may have run")
-            ) from error
+            raise refusals.lost(self.where, error, "before it answered, and the program may have run") from error
         if isinstance(error, httpx2.TimeoutException):
             raise BackendUnavailable(f"the server at {self.where} did not answer in time: see its log") from error
         raise BackendUnavailable(
@@ -147,17 +153,8 @@ class Client:
 def _pause_s(refused: Refusal) -> float | None:
     """How long to wait before the same may be sent again; None where it may have run, or never will."""
     if refused.code in ("too_many", "unavailable"):
-        return refused.after_s
+        return None if refused.after_s is None else max(_BUSY_S, refused.after_s)
     return _BUSY_S if refused.code == "session_busy" else None  # what we left a moment ago may still be ending
-
-
-def _was_refused(error: BaseException) -> bool:
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, ConnectionRefusedError):
-            return True
-        found = found.__cause__ or found.__context__
-    return False
 
 
 def _authorised(address: Address) -> dict[str, str]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from ...errors import BackendUnavailable, FumehoodError, SandboxLost
+from ...errors import FumehoodError, SandboxLost
 from ...types import Display, Exited, Limits, Output, Receipt
 from .._base_async import happens
 from ..base import Event, Process
@@ -23,7 +23,7 @@ from .client import Client
 
 BACKLOG_BYTES = 4 * 1024 * 1024  # unread; past it the server has to wait
 MAX_LINE = 128 * 1024 * 1024
-_START_S = 150.0
+SILENCE_S = 60.0  # the server says something every 15 s
 _END_S = 5.0
 _KILLED = 128 + signal.SIGKILL
 
@@ -50,20 +50,16 @@ class RemoteProcess(Process):
         self._cancelling: asyncio.Task[None] | None = None
         self._pump = asyncio.create_task(self._read_on(), name="fumehood-remote")
 
-    async def begun(self, fallback: Callable[[], Awaitable[Receipt]], patience_s: float = _START_S) -> None:
+    async def begun(self, fallback: Callable[[], Awaitable[Receipt]]) -> None:
         """Until the program runs; `fallback` gives the receipt where the server started nothing."""
         try:
-            async with asyncio.timeout(patience_s):
-                while not self._has_begun and not self._pump.done():
-                    self._news.clear()
-                    await self._news.wait()
+            while not self._has_begun and not self._pump.done():
+                self._news.clear()
+                await self._news.wait()
             if not self._has_begun:
-                raise self._failure or SandboxLost(refusals.gone(self._client.where, None, "before the program began"))
+                raise self._failure or refusals.lost(self._client.where, None, "before the program began")
             if not hasattr(self, "receipt"):
                 self.receipt = await fallback()
-        except TimeoutError:
-            await self.close()
-            raise BackendUnavailable(f"the server at {self._client.where} did not begin in {patience_s:g} s") from None
         except BaseException:
             await self.close()
             raise
@@ -79,7 +75,7 @@ class RemoteProcess(Process):
             self._room.set()
             return event
         if self._pump.done():
-            raise self._failure or SandboxLost(refusals.gone(self._client.where, None, "while the program ran"))
+            raise self._failure or refusals.lost(self._client.where, None, "while the program ran")
         return None
 
     def kill(self) -> None:
@@ -126,12 +122,14 @@ class RemoteProcess(Process):
                 while self._backlog > BACKLOG_BYTES:
                     self._room.clear()
                     await self._room.wait()
+        except TimeoutError:
+            self._fail(refusals.silent(self._client.where, SILENCE_S))
         except (httpx2.TransportError, OSError) as error:
-            self._fail(SandboxLost(refusals.gone(self._client.where, error, "while the program ran")))
+            self._fail(refusals.lost(self._client.where, error, "while the program ran"))
         except (ValueError, TypeError, AttributeError, RecursionError):
             self._fail(SandboxLost(f"what the server at {self._client.where} sent is no event: use the same version"))
-        except FumehoodError as error:
-            self._fail(error)
+        except FumehoodError as error:  # whatever it is, the program may have run
+            self._fail(error if isinstance(error, SandboxLost) else SandboxLost(f"while the program ran: {error}"))
         finally:
             with suppress(httpx2.TransportError, OSError):
                 await self._response.aclose()
@@ -139,14 +137,20 @@ class RemoteProcess(Process):
 
     async def _lines(self) -> AsyncIterator[bytes]:
         rest = bytearray()
-        async for part in self._response.aiter_raw():
+        parts = self._response.aiter_raw()
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                part = await anext(parts, None)
+            if part is None:
+                return
             seen = len(rest)
             rest += part
             while (end := rest.find(b"\n", seen)) >= 0:
                 line = bytes(rest[:end])
                 del rest[: end + 1]
                 seen = 0
-                yield line
+                if line:  # an empty one says that the server is there
+                    yield line
             if len(rest) > MAX_LINE:
                 raise ValueError
 
@@ -166,8 +170,7 @@ class RemoteProcess(Process):
             self._finish(event)
         elif kind == "error":
             problem = event.get("error")
-            found = refusals.from_problem(self._client.where, problem if isinstance(problem, dict) else {}).error()
-            raise found if isinstance(found, SandboxLost) else SandboxLost(f"while the program ran: {found}")
+            raise refusals.from_problem(self._client.where, problem if isinstance(problem, dict) else {}).error()
 
     def _finish(self, event: dict[str, Any]) -> None:
         exited = said.ending(event)
@@ -187,3 +190,4 @@ class RemoteProcess(Process):
     def _fail(self, error: Exception) -> None:
         if not self._has_left and self.result is None:
             self._failure = error
+            self._client.is_sure = False

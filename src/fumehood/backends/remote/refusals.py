@@ -48,7 +48,8 @@ _TABLE: dict[str, tuple[type[FumehoodError], str]] = {  # the server's code: our
     "not_found": (SandboxLost, "the server at {where} does not know it: it was started anew, or is another one"),
     "misdirected": (
         SandboxLost,
-        "it is on another instance of the server than {where} leads to: have requests of one session reach the same",
+        "another instance answers at {where} now: it was started anew, or there are several, and requests of one"
+        " session have to reach the same",
     ),
     "sandbox_lost": (SandboxLost, "the server at {where}: {said}"),
     "too_many": (BackendUnavailable, "the server at {where} is asked too much: {said}{later}"),
@@ -118,15 +119,37 @@ def unreachable(where: str, error: BaseException) -> BackendUnavailable:
             f"no TLS with {where} ({cause.reason or cause}): use http:// in SANDBOX_REMOTE_URL if it is on this machine"
             " and speaks no TLS"
         )
-    why = str(cause) or str(error) or type(error).__name__
+    why = "connection refused" if was_refused(error) else str(cause) or str(error) or type(error).__name__
     return BackendUnavailable(
         f"no server at {where} ({_line(why)}): start it with `fumehood serve`, or check SANDBOX_REMOTE_URL"
     )
 
 
+def was_refused(error: BaseException) -> bool:
+    """Nobody listens there."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, ConnectionRefusedError):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
 def gone(where: str, error: BaseException | None, doing: str) -> str:
     why = "the connection was closed" if error is None else str(error) or type(error).__name__
-    return f"the server at {where} went away {doing} ({_line(why)})"
+    return f"the server at {where} went away {doing} ({_line(why.partition(' without ')[0])})"
+
+
+def lost(where: str, error: BaseException | None, doing: str) -> SandboxLost:
+    """It may have run."""
+    return SandboxLost(f"{gone(where, error, doing)}: see its log, or start it again with `fumehood serve`")
+
+
+def silent(where: str, seconds: float) -> SandboxLost:
+    return SandboxLost(
+        f"the server at {where} said nothing for {seconds:g} s while the program ran: see its log, and whether the"
+        " network still leads to it"
+    )
 
 
 def _line(text: object) -> str:

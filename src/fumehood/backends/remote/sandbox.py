@@ -6,13 +6,14 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
 from ...config import Settings
 from ...engine import lend
-from ...errors import BadArgument, FileError, FumehoodError, RuntimeMissing, SandboxLost
+from ...errors import BackendUnavailable, BadArgument, FileError, FumehoodError, RuntimeMissing, SandboxLost
 from ...languages import LANGUAGES
 from ...types import Command, FileStat, Receipt
 from ..base import Process, Sandbox, SandboxSpec, keeps_nothing
@@ -20,6 +21,7 @@ from . import client as http
 from . import said
 from .client import Client
 from .process import Cancel, RemoteProcess
+from .refusals import was_refused
 
 INSTALL_S = 900.0  # with requirements, which the server may have to fetch
 _SLACK_S = 5.0  # more than the layer above allows: it ends what takes too long, and the server is behind it
@@ -113,6 +115,17 @@ class RemoteSandbox(_Starter):
         return files
 
 
+@contextmanager
+def _ended_with_its_server() -> Iterator[None]:
+    """Where nobody listens any more, no session is either."""
+    try:
+        yield
+    except BackendUnavailable as error:
+        if was_refused(error):
+            raise SandboxLost(str(error)) from error
+        raise
+
+
 class RemoteSession(_Starter):
     """One of the server's sessions, which is ours alone."""
 
@@ -136,20 +149,22 @@ class RemoteSession(_Starter):
         self._check()
         if command.keeps_state:
             ask: dict[str, Any] = {"code": (command.script or b"").decode()}
-            return await self._start(f"{self._path}/run", ask, self._cancel, keeps_state=True)
+            with _ended_with_its_server():
+                return await self._start(f"{self._path}/run", ask, self._cancel, keeps_state=True)
         if command.script is not None:
             for name, data in {**command.files, command.argv[1]: command.script}.items():
                 await self.write(f"{self.places.workspace}/{name}", data)
         ask = {"command": list(command.argv), **_streams(command)}
-        return await self._start(f"{self._path}/exec", ask, self._cancel)
+        with _ended_with_its_server():
+            return await self._start(f"{self._path}/exec", ask, self._cancel)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         self._check()
         if path in (self.places.workspace, self.places.tmp):
             raise FileError(f"{path} is a directory; name a file in it, files() lists them", "directory")
-        response = await self._client.send(
-            "GET", f"{self._path}/files/content", accept=http.BINARY, params={"path": self._sent(path)}
-        )
+        params = {"path": self._sent(path)}
+        with _ended_with_its_server():
+            response = await self._client.send("GET", f"{self._path}/files/content", accept=http.BINARY, params=params)
         data = await self._client.content(response, max_bytes)
         if len(data) > max_bytes:
             raise FileError(f"{path} is larger than {max_bytes:,} bytes; take parts of it with exec", "too_large")
@@ -158,13 +173,17 @@ class RemoteSession(_Starter):
     async def write(self, path: str, data: bytes) -> None:
         self._check()
         params = {"path": self._sent(path)}
-        response = await self._client.send("PUT", f"{self._path}/files/content", data, kind=http.BINARY, params=params)
+        with _ended_with_its_server():
+            response = await self._client.send(
+                "PUT", f"{self._path}/files/content", data, kind=http.BINARY, params=params
+            )
         await self._client.content(response)
 
     async def list(self, directory: str) -> list[FileStat]:
         self._check()
         try:
-            found = await self._client.ask("GET", f"{self._path}/files", directory=self._sent(directory))
+            with _ended_with_its_server():
+                found = await self._client.ask("GET", f"{self._path}/files", directory=self._sent(directory))
         except FileError as error:
             if error.kind in ("missing", "special"):
                 return []
