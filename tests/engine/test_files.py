@@ -119,6 +119,17 @@ def test_a_listing_has_regular_files_and_passes_over_the_rest(files, tree):
     assert files.beneath("/workspace/none") == []
 
 
+def test_a_directory_without_entries_is_told_from_others(files, tree):
+    assert files.has_nothing("/workspace/none")
+    (tree / "tmp/empty").mkdir()
+    assert files.has_nothing("/tmp/empty")
+    assert not files.has_nothing("/tmp")
+    files.write("/tmp/empty/a", b"")
+    assert not files.has_nothing("/tmp/empty")
+    (tree / "tmp/link").symlink_to("empty")
+    assert files.has_nothing("/tmp/link")  # nothing is looked for behind it
+
+
 def test_a_change_that_hides_its_time_changes_the_version(files, tree):
     files.write("/tmp/a", b"1")
     before = files.beneath("/tmp")

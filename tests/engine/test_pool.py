@@ -132,6 +132,28 @@ def test_a_program_runs_in_a_process_that_was_there_before_it() -> None:
         assert sandbox.execute(AGE).stdout.strip() in programs
 
 
+class _Counting(ThreadPoolExecutor):
+    asked = 0
+
+    def submit(self, *args: Any, **kinds: Any) -> Any:
+        self.asked += 1
+        return super().submit(*args, **kinds)
+
+
+def test_in_an_event_loop_a_waiting_cell_is_taken_without_a_thread_and_a_new_one_is_made_in_one() -> None:
+    async def threads(sandbox: Any) -> int:
+        counting = _Counting(2)
+        asyncio.get_running_loop().set_default_executor(counting)
+        assert (await sandbox.execute_async("print(1)")).stdout == "1\n"
+        return counting.asked
+
+    with warm(661) as sandbox:
+        fill(sandbox)
+        assert asyncio.run(threads(sandbox)) == 1  # for its end
+    with warm(662, warm_cells=0) as sandbox:
+        assert asyncio.run(threads(sandbox)) == 2
+
+
 def test_without_warm_cells_every_program_gets_a_new_process() -> None:
     with warm(602, warm_cells=0) as sandbox:
         sandbox.execute("")

@@ -47,14 +47,21 @@ async def _owned(make: Callable[[], T], discard: Callable[[T], None]) -> T:
 
 
 class LocalSandbox(Sandbox):
-    def __init__(self, start: Callable[[SandboxSpec, Command], Cell], spec: SandboxSpec):
-        self._start = start
+    def __init__(
+        self,
+        start: Callable[[SandboxSpec, Command], Cell],
+        start_waiting: Callable[[SandboxSpec, Command], Cell | None],
+        spec: SandboxSpec,
+    ):
+        self._start, self._start_waiting = start, start_waiting
         self._spec = spec
         self._process: _LocalProcess | None = None
         self._shown: Cell | None = None
 
     async def start(self, command: Command) -> Process:
-        cell = await _owned(functools.partial(self._start, self._spec, command), Cell.close)
+        cell = self._start_waiting(self._spec, command)
+        if cell is None:
+            cell = await _owned(functools.partial(self._start, self._spec, command), Cell.close)
         if self._spec.hands_back:
             self._shown = cell
             if cell.directory is not None:
@@ -72,7 +79,9 @@ class LocalSandbox(Sandbox):
         if self._shown is None:
             raise keeps_nothing(directory)
         files = self._shown.files()
-        return [] if files is None else await asyncio.to_thread(files.beneath, directory)
+        if files is None or files.has_nothing(directory):
+            return []
+        return await asyncio.to_thread(files.beneath, directory)
 
     async def close(self) -> None:
         if self._process is not None:
@@ -130,6 +139,7 @@ class _LocalProcess(Process):
 
     def __init__(self, cell: Cell):
         self._cell = cell
+        self._is_closed = False
         self.receipt = cell.receipt
 
     async def read(self, timeout_s: float | None = None) -> Event | None:
@@ -153,7 +163,9 @@ class _LocalProcess(Process):
         self._cell.kill()
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._cell.close)
+        if not self._is_closed:
+            await asyncio.to_thread(self._cell.close)
+            self._is_closed = True
 
 
 class _ShownProcess(_LocalProcess):

@@ -46,6 +46,15 @@ class LocalBackend(Backend):
         shows = spec.hands_back
         return engine.start(command, spec.limits, network=spec.network, warm_cells=warm_cells, shows=shows)
 
+    def start_waiting(self, spec: SandboxSpec, command: Command) -> Cell | None:
+        """The same at once, or None: then it would take its time."""
+        engine, warm_cells = self._engine, self._settings.warm_cells
+        if engine is None or spec not in self._leased:
+            return None
+        _check_runtime(command)
+        shows = spec.hands_back
+        return engine.start_waiting(command, spec.limits, network=spec.network, warm_cells=warm_cells, shows=shows)
+
     async def check(self) -> Receipt:
         settings = self._settings
         return self._loaded().check(settings.limits(), network=settings.network)
@@ -54,7 +63,7 @@ class LocalBackend(Backend):
         from . import _local_async as driven  # importing asyncio costs more than a whole execution
 
         if not spec.keeps:
-            return driven.LocalSandbox(self.start_direct, spec)
+            return driven.LocalSandbox(self.start_direct, self.start_waiting, spec)
         return await driven.keep(functools.partial(self._open_volume, spec))
 
     def _open_volume(self, spec: SandboxSpec) -> Volume:

@@ -21,6 +21,7 @@ from .zygotes import PreloadFailed, SetupFailed, ZygoteGone, close_all
 
 if TYPE_CHECKING:
     from .lend import Progress
+    from .pool import Pool
     from .volume import Volume
 
 _READY_S = 15.0
@@ -60,6 +61,17 @@ class Engine:
             except SetupFailed as error:
                 raise _not_made(error) from error
         raise EngineFailed(_KEEPS_GOING)
+
+    def start_waiting(
+        self, command: Command, limits: Limits, *, network: bool, warm_cells: int, shows: bool = False
+    ) -> Cell | None:
+        """`start` in a cell that waits, if there is one: nothing is made, so that an event loop can afford it."""
+        root = self._known(network)
+        pool = None if root is None else _pool(root, limits, warm_cells, shows)
+        cell = None if pool is None else pool.take_waiting()
+        if root is None or pool is None or cell is None:
+            return None
+        return _fed(root, cell, command, pool)
 
     def open_volume(
         self,
@@ -274,15 +286,23 @@ def _imports_in_a_cell(root: Root, limits: Limits) -> bool:
 
 
 def _start(root: Root, command: Command, limits: Limits, warm_cells: int = 0, shows: bool = False) -> Cell:
-    pool = root.pool(limits, warm_cells, shows=shows) if warm_cells and root.level == "sealed" else None
+    pool = _pool(root, limits, warm_cells, shows)
     if pool is None:
-        cell = root.make_cell(limits, shows=shows)
-    else:
-        try:
-            cell = pool.take() or root.make_cell(limits, shows=shows)
-        except BaseException:
-            pool.done()
-            raise
+        return _fed(root, root.make_cell(limits, shows=shows), command)
+    try:
+        cell = pool.take() or root.make_cell(limits, shows=shows)
+    except BaseException:
+        pool.done()
+        raise
+    return _fed(root, cell, command, pool)
+
+
+def _pool(root: Root, limits: Limits, warm_cells: int, shows: bool) -> Pool | None:
+    return root.pool(limits, warm_cells, shows=shows) if warm_cells and root.level == "sealed" else None
+
+
+def _fed(root: Root, cell: Cell, command: Command, pool: Pool | None = None) -> Cell:
+    if pool is not None:
         cell.when_closed(pool.done)
         cell.while_it_runs = pool.nudge
     cell.feed(program(command, root.environment_of(cell)), command.stdin)

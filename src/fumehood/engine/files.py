@@ -48,6 +48,11 @@ class Files:
         with our_errors(path), self._as_owner():
             return [FileStat(*found) for found in self._tree.beneath(path, leave_out)]
 
+    def has_nothing(self, path: str) -> bool:
+        """Whether there is not one entry, which is soon seen however many there are."""
+        with our_errors(path), self._as_owner():
+            return self._tree.has_nothing(path)
+
     def close(self) -> None:
         self._tree.close()
 

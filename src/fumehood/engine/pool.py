@@ -40,14 +40,16 @@ class Pool:
     def take(self) -> Cell | None:
         """One that waits and lives, if there is one. The caller says `done` when its program has ended."""
         with self._changed:
-            self._running += 1
-            self._note_load()
-            while self._ready:
-                cell = self._ready.popleft()
-                if not cell.is_gone(0):
-                    return cell
-                cell.close()
-        return None
+            self._note_one_more()
+            return self._first_alive()
+
+    def take_waiting(self) -> Cell | None:
+        """As `take`, but where there is none it is as if nobody had asked."""
+        with self._changed:
+            cell = self._first_alive()
+            if cell is not None:
+                self._note_one_more()
+            return cell
 
     def nudge(self) -> None:
         """A program takes its time: what it took is to be replaced meanwhile. A short one is not disturbed by that."""
@@ -85,7 +87,16 @@ class Pool:
 
     # --- inside
 
-    def _note_load(self) -> None:
+    def _first_alive(self) -> Cell | None:
+        while self._ready:
+            cell = self._ready.popleft()
+            if not cell.is_gone(0):
+                return cell
+            cell.close()
+        return None
+
+    def _note_one_more(self) -> None:
+        self._running += 1
         now = time.monotonic()
         if now - self._window > _QUIET_S:
             self._peak, self._recent, self._window = self._recent, 0, now

@@ -107,6 +107,27 @@ class Tree:
         finally:
             os.close(directory)
 
+    def has_nothing(self, path: str) -> bool:
+        """No such directory, or no entry in it."""
+        parts = self._parts(path)
+        try:
+            directory = self._directory(parts)
+        except Gone:
+            raise
+        except OSError:
+            return True
+        try:
+            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+        except OSError:
+            return True  # it may not be listed
+        finally:
+            os.close(directory)
+        try:
+            with os.scandir(fd) as entries:
+                return next(entries, None) is None
+        finally:
+            os.close(fd)
+
     def close(self) -> None:
         if self._root >= 0:
             root, self._root = self._root, -1
