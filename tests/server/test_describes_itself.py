@@ -30,8 +30,9 @@ def test_the_description_is_valid_and_whole(alice: httpx2.Client) -> None:
             assert public == (path in ("/", "/healthz", "/readyz", "/assets/{name}")), path
             assert {"400", "403", "500"} <= operation["responses"].keys()
             assert public or "401" in operation["responses"]
-            if "requestBody" in operation and method == "post":
-                assert "example" in operation["requestBody"]["content"]["application/json"], path
+            if "requestBody" in operation:
+                kind = "application/json" if method == "post" else "application/octet-stream"
+                assert "example" in operation["requestBody"]["content"][kind], path
 
 
 def test_examples_are_what_is_taken(alice: httpx2.Client) -> None:

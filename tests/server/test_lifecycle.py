@@ -51,14 +51,19 @@ def _port(running: Running) -> int:
     return int(running.url.rpartition(":")[2])
 
 
-def test_sigterm_lets_what_runs_end_and_takes_nothing_new(start: Start) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_what_runs_end_and_takes_nothing_new(start: Start, stop: signal.Signals) -> None:
     running = start("--grace", "30")
     family = beneath(running.process.pid)
-    asked = _in_thread(running, {"code": "import time; time.sleep(2); print('done')"})
-    running.process.send_signal(signal.SIGTERM)
-    time.sleep(0.7)
-    with pytest.raises(httpx2.ConnectError):
-        httpx2.get(f"{running.url}/healthz")
+    asked = _in_thread(running, {"code": "import time; time.sleep(5); print('done')"})
+    running.process.send_signal(stop)
+    assert wait_until(lambda: httpx2.get(f"{running.url}/readyz").status_code == 503, 4)
+    assert httpx2.get(f"{running.url}/healthz").status_code == 200
+    with running.client() as client:
+        for path, body in (("/execute", {"code": "1"}), ("/sessions", {})):
+            refused = client.post(path, json=body)
+            assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+            assert int(refused.headers["retry-after"]) >= 1
     found = asked.result(60)
     assert (found.status_code, found.json()["stdout"]) == (200, "done\n")
     assert running.process.wait(30) == 0
@@ -236,6 +241,20 @@ def test_a_worker_that_dies_is_replaced_and_all_die_with_the_first_process(pair:
     pair.process.kill()
     assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
     assert not _directories(ours)
+
+
+def test_workers_that_stop_let_what_runs_end_and_tell_those_who_come(start: Start) -> None:
+    pair = start("--workers", "2", "--grace", "30")
+    body = {"code": "import time; print('on', flush=True); time.sleep(5); print('done')"}
+    with pair.client() as client:
+        with client.stream("POST", "/execute", json=body, headers={"Accept": "application/x-ndjson"}) as stream:
+            lines = stream.iter_lines()
+            assert any("on" in line for line in lines)
+            pair.process.send_signal(signal.SIGTERM)
+            assert wait_until(lambda: httpx2.get(f"{pair.url}/readyz", timeout=30).status_code == 503, 4)
+            last = json.loads(list(lines)[-1])
+    assert (last["type"], last["stdout"]) == ("result", "on\ndone\n")
+    assert pair.process.wait(30) == 0
 
 
 def test_sigterm_stops_all_workers(pair: Running) -> None:

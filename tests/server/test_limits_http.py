@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -58,9 +59,9 @@ def _unfinished(server: Running, size: int) -> socket.socket:
 
 def test_all_bodies_together_have_a_bound(start: Callable[..., Running]) -> None:
     server = start("--max-body-memory", "64")
-    large = json.dumps({"code": "print(1)", "args": ["x" * 8 * MIB]}).encode()
+    large = json.dumps({"code": "print(1)", "args": ["x" * 3 * MIB]}).encode()
     small = json.dumps({"code": "print(1)"}).encode()
-    held = [_unfinished(server, 30 * MIB) for _ in range(2)]
+    held = [_unfinished(server, 31 * MIB) for _ in range(2)]
     try:
         assert wait_until(lambda: _post(server, large, JSON).status == 503, 30)
         refused = _post(server, large, JSON)
@@ -85,6 +86,26 @@ def test_a_body_that_says_it_is_too_large_is_refused_at_once(server: Running) ->
 def test_a_path_that_takes_no_body_takes_none(server: Running) -> None:
     assert exchange(server.url, "GET /info", "Content-Length: 1", AUTH, body=b"x").status == 413
     assert exchange(server.url, "GET /info", "Content-Length: 0", AUTH).status == 200
+
+
+@pytest.mark.parametrize("path", ["ticket", "cancel"])
+def test_an_empty_object_is_no_body(alice: httpx2.Client, session: str, path: str) -> None:
+    found = {
+        "none": alice.post(f"/sessions/{session}/{path}"),
+        "{}": alice.post(f"/sessions/{session}/{path}", json={}),
+        "more": alice.post(f"/sessions/{session}/{path}", json={"a": 1}),
+        "large": alice.post(f"/sessions/{session}/{path}", json={"a": "x" * 1000}),
+        "text": alice.post(f"/sessions/{session}/{path}", content=b"{}", headers={"Content-Type": "text/plain"}),
+    }
+    right = 200 if path == "ticket" else 202
+    statuses = {name: reply.status_code for name, reply in found.items()}
+    assert statuses == {"none": right, "{}": right, "more": 400, "large": 413, "text": 415}
+
+
+@pytest.mark.parametrize("size", [20_000, 70_000, 1_000_000])
+def test_a_long_request_line_is_told_so(server: Running, size: int) -> None:
+    found = exchange(server.url, f"GET /info?{'x' * size}", AUTH)
+    assert (found.status, found.json()["code"]) == (431, "headers_too_large")
 
 
 @pytest.mark.parametrize(
@@ -275,6 +296,28 @@ def test_executions_wait_for_a_place_and_too_many_are_refused(strict: Running) -
         waiting.leave()
         assert wait_until(lambda: _number(client, "fumehood_running") == 0, 20)
         assert client.post("/execute", json={"code": "print(1)"}).json()["stdout"] == "1\n"
+
+
+def test_who_waits_may_leave_or_be_cancelled(strict: Running) -> None:
+    with strict.client() as client, strict.client() as other:
+        session = client.post("/sessions", json={}).json()["session_id"]
+        running = _Busy(strict, TOKENS["bob"])
+        assert wait_until(lambda: _number(client, "fumehood_running") == 1, 20)
+        waiting = _Busy(strict, TOKENS["alice"])
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 1, 20)
+        waiting.leave()
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 0, 20)
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(other.post, f"/sessions/{session}/run", json={"code": "x = 1"})
+            assert wait_until(lambda: _number(client, "fumehood_queued") == 1, 20)
+            assert client.post(f"/sessions/{session}/cancel").status_code == 202
+            found = asked.result(30)
+        assert (found.status_code, found.json()["code"]) == (409, "conflict")
+        assert (_number(client, "fumehood_running"), _number(client, "fumehood_queued")) == (1, 0)
+        running.leave()
+        ran = client.post(f"/sessions/{session}/run", json={"code": "'x' in globals()"})
+        assert ran.json()["results"] == [{"text/plain": "False"}]
+        client.delete(f"/sessions/{session}")
 
 
 def test_a_token_has_its_own_number_of_executions(strict: Running) -> None:

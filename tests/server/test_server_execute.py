@@ -178,6 +178,27 @@ def test_an_accept_that_cannot_be_met_is_refused(alice):
     assert (reply.status_code, reply.json()["code"]) == (406, "not_acceptable")
 
 
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("text/event-stream;q=0, application/json", "application/json"),
+        ("text/event-stream; q=0.0, */*", "application/json"),
+        ("application/json;q=0.5, application/x-ndjson", "application/x-ndjson"),
+        ("application/json;q=0.1, text/event-stream;q=0.9", "text/event-stream"),
+        ("text/html, application/xhtml+xml, */*;q=0.8", "application/json"),
+        ("application/json, text/event-stream", "application/json"),
+        ("text/event-stream, application/json", "text/event-stream"),
+        ("text/event-stream;q=wrong", "text/event-stream"),
+        ("application/json;q=0, text/html", None),
+        ("*/*;q=0", None),
+    ],
+)
+def test_accept_is_weighed(alice, accept, kind):
+    reply = alice.post("/execute", json={"code": "1"}, headers={"Accept": accept})
+    assert reply.status_code == (406 if kind is None else 200)
+    assert kind is None or reply.headers["content-type"].startswith(kind)
+
+
 def test_a_request_only_narrows(alice):
     limits = {"memory_mb": 10**9, "processes": 20, "output_kb": 1}
     body = {"code": "print('x' * 5000)", "timeout": 1e9, "network": True, "limits": limits}

@@ -52,6 +52,18 @@ def test_ranges(alice, session, asked, status, content, span):
         assert reply.content == content
 
 
+def test_a_file_that_is_large_comes_whole_or_in_ranges(alice, session):
+    size = 80 << 20  # more than a session's read gives by itself
+    code = f"with open('large', 'wb') as file:\n    _ = file.write(b'x' * {size - 3}), file.write(b'end')"
+    assert alice.post(f"/sessions/{session}/run", json={"code": code}).json()["exit_code"] == 0
+    whole = get(alice, session, "/workspace/large")
+    assert (whole.status_code, len(whole.content), whole.content[-4:]) == (200, size, b"xend")
+    part = get(alice, session, "/workspace/large", Range="bytes=-5")
+    assert (part.status_code, part.content) == (206, b"xxend")
+    assert part.headers["content-range"] == f"bytes {size - 5}-{size - 1}/{size}"
+    assert alice.get("/info").json()["limits"]["download_bytes"] >= size
+
+
 def test_a_range_of_an_empty_file_cannot_be_had(alice, session):
     put(alice, session, "/workspace/empty", b"")
     assert get(alice, session, "/workspace/empty").content == b""

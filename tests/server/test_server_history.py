@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+from fumehood import records
+
 
 def test_history_has_the_newest_first_and_goes_on_before_one(alice):
     made = [alice.post("/execute", json={"code": f"print({number})"}).json()["execution_id"] for number in range(3)]
@@ -54,3 +58,25 @@ def test_info_says_what_there_is(alice):
     assert found["limits"]["timeout_s"] == 30
     assert found["languages"] == ["python"]
     assert found["network"] is False
+
+
+def test_ten_thousand_records_are_soon_looked_through(start):
+    """Another token's are in between, and each file is read once."""
+    server = start(env={"SANDBOX_STORE_CODE": "always"})
+    store = records.Store(server.directory / "artifacts" / "executions", policy="always")
+    for number in range(10_000):
+        name = "alice" if number % 1000 == 0 else "bob"
+        record = {"execution_id": f"{number:022x}", "run_id": f"{name}-0123456789abcdef", "code": str(number)}
+        assert store.save({**record, "result": {"exit_code": 0}}, failed=False)
+    hers = [f"{number:022x}" for number in range(9000, -1, -1000)]
+    with server.client() as client:
+        first = client.get("/history", params={"limit": 200})
+        began = time.monotonic()
+        assert [entry["execution_id"] for entry in client.get("/history", params={"limit": 200}).json()] == hers
+        assert client.get(f"/history/{hers[-1]}").json()["code"] == "0"
+        assert client.get(f"/history/{'f' * 22}").status_code == 404
+        assert time.monotonic() - began < 3
+        assert [entry["execution_id"] for entry in first.json()] == hers[: len(first.json())]
+        assert first.elapsed.total_seconds() < 15
+        made = client.post("/execute", json={"code": "1"}).json()["execution_id"]
+        assert client.get("/history", params={"limit": 1}).json()[0]["execution_id"] == made

@@ -1,36 +1,54 @@
-"""How much of all requests' bodies may be in memory at a time, of this process."""
+"""How much of requests and of downloads may be in memory at a time, of this process."""
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import Scope
 
-from .problems import Problem, later
+from .problems import later
 from .state import Server
 
 
 class Bodies:
-    """A part of the server. What is taken for a request is held until it has been answered."""
+    """A part of the server: what clients send. What is taken for a request is held until it has been answered."""
+
+    what = "sent to it"
 
     def __init__(self, server: Server) -> None:
         self._most = server.options.max_bodies_bytes
         self._held = 0
 
     def check(self, size: int) -> None:
-        """Refuse at once what would not fit now."""
-        if self._held + size > self._most:
-            raise self._full()
+        """Refuse at once what would not fit now; alone, everything fits."""
+        if self._held and self._held + size > self._most:
+            raise later("unavailable", f"the server holds as much of what is {self.what} as it may: try again", 1)
 
     def take(self, scope: Scope, size: int) -> None:
         self.check(size)
         self._held += size
-        state = scope["state"]
-        state["held"] = state.get("held", 0) + size
+        held: dict[Bodies, int] = scope["state"].setdefault("held", {})
+        held[self] = held.get(self, 0) + size
 
-    def leave(self, scope: Scope) -> None:
-        self._held -= scope["state"].pop("held", 0)
+    def give_back(self, size: int) -> None:
+        self._held -= size
 
     async def close(self) -> None:
         pass
 
-    def _full(self) -> Problem:
-        return later("unavailable", "the server holds as many bytes of requests as it may: try again", 1)
+
+class Downloads(Bodies):
+    """What is sent to clients."""
+
+    what = "fetched from it"
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.large = asyncio.Lock()  # one at a time is read
+
+
+def leave(scope: Scope) -> None:
+    """The request has been answered."""
+    held: dict[Bodies, int] = scope["state"].pop("held", {})
+    for bodies, size in held.items():
+        bodies.give_back(size)

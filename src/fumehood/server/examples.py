@@ -42,6 +42,7 @@ SESSION: dict[str, Any] = {
     "limits_clamped": [],
 }
 EDIT: dict[str, Any] = {"path": "/workspace/a.py", "old": "x = 1", "new": "x = 2"}
+CONTENT = "city,population\nOslo,709037\n"
 FILE: dict[str, Any] = {"path": "/workspace/a.csv", "size": 120, "mime": "text/csv"}
 ENTRY: dict[str, Any] = {
     "execution_id": _EXECUTION_ID,

@@ -28,8 +28,8 @@ from .state import Call
 
 PROBLEMS = (
     *("command_not_allowed", "language_not_allowed", "package_unavailable", "isolation_unavailable"),
-    *("session_busy", "session_ended", "not_found", "misdirected", "budget_exceeded", "not_acceptable", "unavailable"),
-    "sandbox_lost",
+    *("session_busy", "conflict", "session_ended", "not_found", "misdirected", "budget_exceeded", "not_acceptable"),
+    *("unavailable", "sandbox_lost"),
 )
 _PLACES = Places()
 _NOT_IN_A_SESSION = ("language", "args", "limits", "network", "require")
@@ -126,7 +126,7 @@ async def in_session(
         if emit is not None:
             await emit(event)
 
-    async with live.turn(), call.server.gate.execution(call.token):
+    async with live.turn(), call.server.gate.execution(call.token, live):
         for path, data in files.items():
             await live.session.write(path, data)
         return await follow(stream, handed, tell, _count(call), session_id=live.id)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from ..config import Settings
 from ..errors import FileError
 from ..session import READ_BYTES, AsyncSession
 from ..types import FileStat
 from . import examples, wire
+from .bodies import Downloads
 from .execute import checked
 from .follow import mime
 from .problems import Problem
@@ -24,6 +27,7 @@ T = TypeVar("T")
 
 PROBLEMS = (*FINDING, "session_busy", "budget_exceeded", "unavailable", "sandbox_lost")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+_PIECE = 256 * 1024
 _DOWNLOAD = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 
 
@@ -48,15 +52,47 @@ async def listing(call: Call[None, wire.DirectoryQuery]) -> wire.FilesReply:
 
 async def download(call: Call[None, wire.PathQuery]) -> Response:
     path = _path(call.query.path)
-    data = await _with(call, lambda session: session.read(path, READ_BYTES))
+    data = await _with(call, lambda session: _content(call, session, path))
     headers = {**_DOWNLOAD, "Accept-Ranges": "bytes", "Content-Disposition": disposition(path)}
     asked = call.request.headers
     span = None if "if-range" in asked else _span(asked.get("range", ""), len(data))
     if span is None:
-        return Response(data, headers=headers, media_type=BINARY)
+        return _sent(call, data, 200, headers)
     first, last = span
     headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-    return Response(data[first : last + 1], 206, headers, media_type=BINARY)
+    return _sent(call, data[first : last + 1], 206, headers)
+
+
+async def _content(call: Call[Any, Any], session: AsyncSession, path: str) -> bytes:
+    try:
+        return await session.read(path, READ_BYTES)
+    except FileError as error:
+        if error.kind != "too_large":
+            raise
+    async with call.server.part(Downloads).large:  # there may be several sessions with such files
+        return await session.read(path, largest(session.settings))
+
+
+def largest(settings: Settings) -> int:
+    """Bytes of the largest file that a session can have."""
+    return max(READ_BYTES, settings.limits().file_bytes)
+
+
+def _sent(call: Call[Any, Any], data: bytes, status: int, headers: Mapping[str, str]) -> Response:
+    call.server.part(Downloads).take(call.request.scope, len(data))
+    return _Pieces(data, status, headers, media_type=BINARY)
+
+
+class _Pieces(Response):
+    """A client has its time for each piece, so that a slow one gets a large file too."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        whole = memoryview(self.body)
+        for start in range(0, len(whole), _PIECE):
+            piece = whole[start : start + _PIECE].tobytes()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def upload(call: Call[bytes, wire.PathQuery]) -> wire.FileInfo:
@@ -140,6 +176,7 @@ ROUTES = (
         query=wire.PathQuery,
         reply=wire.FileInfo,
         problems=PROBLEMS,
+        request_example=examples.CONTENT,
         reply_example=examples.FILE,
     ),
     Route(

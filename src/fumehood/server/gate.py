@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from .options import ServerOptions
-from .problems import later
+from .problems import Problem, later
 from .quotas import Quotas
 from .tokens import Token
 
@@ -22,6 +22,7 @@ class Gate:
         self.closed = False
         self.quotas = Quotas(options.peers_dir)
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._keys: dict[object, asyncio.Future[None]] = {}
 
     @property
     def queued(self) -> int:
@@ -33,15 +34,15 @@ class Gate:
             raise later("too_many", f"this token may make {token.per_minute} requests a minute", wait_s)
 
     @asynccontextmanager
-    async def execution(self, token: Token) -> AsyncIterator[None]:
-        """A place among those that run, waited for if need be."""
+    async def execution(self, token: Token, key: object = None) -> AsyncIterator[None]:
+        """A place among those that run, waited for if need be; `key` is for who wants to end the waiting."""
         if self.closed:
             raise later("unavailable", "the server is stopping: try another instance, or again", 5)
         place = self.quotas.place(token, "executions", token.max_concurrent)
         if place is None:
             raise later("too_many", f"this token may have {token.max_concurrent} executions at a time", 1)
         try:
-            await self._enter()
+            await self._enter(key)
             try:
                 yield
             finally:
@@ -49,7 +50,15 @@ class Gate:
         finally:
             place.leave()
 
-    async def _enter(self) -> None:
+    def give_up(self, key: object) -> bool:
+        """End the waiting of whoever waits under this key; False where nobody does."""
+        place = self._keys.get(key)
+        if place is None or place.done():
+            return False
+        place.set_exception(Problem("conflict", "it was cancelled before there was a place for it to run"))
+        return True
+
+    async def _enter(self, key: object) -> None:
         if self.running < self.options.max_running:
             self.running += 1
             return
@@ -57,6 +66,8 @@ class Gate:
             raise later("unavailable", "the server has too much to do: try again", 2)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
+        if key is not None:
+            self._keys[key] = place
         try:
             async with asyncio.timeout(self.options.queue_wait_s):
                 await place
@@ -68,6 +79,8 @@ class Gate:
             if isinstance(error, TimeoutError):
                 raise later("unavailable", "the server was busy for too long: try again", 5) from None
             raise
+        finally:
+            self._keys.pop(key, None)
 
     def _leave(self) -> None:
         while self._waiting:  # hands its place on

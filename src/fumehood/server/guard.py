@@ -8,8 +8,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import ids, log
-from .bodies import Bodies
+from . import bodies, ids, log
 from .exchange import Cut, Exchange
 from .origins import check_origin, host_allowed
 from .peers import Peers
@@ -28,7 +27,6 @@ class Guard:
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self.app, self.server, self.peers = app, server, server.part(Peers)
-        self.bodies = server.part(Bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -54,7 +52,7 @@ class Guard:
                 raise Cut from None
             await exchange.refuse(from_error(error))
         finally:
-            self.bodies.leave(exchange.scope)
+            bodies.leave(exchange.scope)
             self._note(exchange, time.monotonic() - started, failed or exchange.scope["state"].get("failed"))
 
     async def _try(self, exchange: Exchange) -> None:
@@ -68,8 +66,10 @@ class Guard:
         """Raises a Problem, or notes whose request it is."""
         headers, options = Headers(scope=scope), self.server.options
         raw = scope["headers"]
-        if len(raw) > options.max_headers or sum(len(n) + len(v) for n, v in raw) > options.max_header_bytes:
-            raise Problem("headers_too_large", f"send at most {options.max_headers} headers")
+        size = len(scope["path"]) + len(scope["query_string"]) + sum(len(n) + len(v) for n, v in raw)
+        if len(raw) > options.max_headers or size > options.max_header_bytes:
+            text = f"send at most {options.max_headers} headers and {options.max_header_bytes} bytes before the body"
+            raise Problem("headers_too_large", text)
         if len({name for name, _ in raw}) < len(raw) and any(len(headers.getlist(name)) > 1 for name in _ONCE):
             raise Problem("bad_request", "a header is there twice")
         path = scope["path"]

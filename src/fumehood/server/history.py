@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import records
+from ..records import files
 from ..steps import absolute
 from . import examples, wire
 from .problems import Problem
@@ -19,22 +23,84 @@ from .tokens import Token
 
 SEARCH_S = 5.0
 TITLE = 120
+MAX_KNOWN = 50_000
 _ID = re.compile(r"[0-9a-f]{22}")
 
 
-def _directory(server: Server) -> Path:
-    return Path(absolute(server.settings.artifacts_dir), "executions")
+_Read = Callable[[], dict[str, Any] | None]
+
+
+class _Known(NamedTuple):
+    run_id: object
+    told: wire.HistoryEntry
+
+
+class Index:
+    """A part of the server: what the records say in short. Each is read once, since none ever changes."""
+
+    def __init__(self, server: Server) -> None:
+        self._directory = Path(absolute(server.settings.artifacts_dir), "executions")
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+
+    def newest(self, token: Token, limit: int, before: str | None) -> list[wire.HistoryEntry]:
+        """Where there are too many to be read in time, the next request goes on from there."""
+        found: list[wire.HistoryEntry] = []
+        until = time.monotonic() + SEARCH_S
+        with self._lock, closing(self._entries()) as entries:
+            for _, known in entries:
+                if is_own(token, known.run_id) and (before is None or known.told.execution_id < before):
+                    found.append(known.told)
+                if len(found) >= limit or time.monotonic() > until:
+                    break
+        return found
+
+    def one(self, token: Token, execution_id: str) -> dict[str, Any] | None:
+        with self._lock, closing(self._entries()) as entries:
+            for read, known in entries:
+                if known.told.execution_id == execution_id:
+                    return read() if is_own(token, known.run_id) else None
+        return None
+
+    def _entries(self) -> Generator[tuple[_Read, _Known]]:
+        """The newest first, each with what reads the whole of it."""
+        with ExitStack() as stack:
+            try:
+                dir_fd = stack.enter_context(files.directory(self._directory))
+            except FileNotFoundError:
+                return  # nothing was ever stored
+            names = files.names(dir_fd)[0]
+            if len(self._known) > len(names):  # some were pruned
+                there = set(names)
+                self._known = {name: known for name, known in self._known.items() if name in there}
+            for name in reversed(names):
+                read = partial(_record, dir_fd, name)
+                known = self._known.get(name) or self._look(name, read)
+                if known is not None:
+                    yield read, known
+
+    def _look(self, name: str, read: _Read) -> _Known | None:
+        record = read()
+        if record is None:
+            return None
+        known = _Known(record.get("run_id"), _told(record))
+        if len(self._known) < MAX_KNOWN:
+            self._known[name] = known
+        return known
+
+    async def close(self) -> None:
+        pass
 
 
 async def listing(call: Call[None, wire.HistoryQuery]) -> list[wire.HistoryEntry]:
     query = call.query
-    return await asyncio.to_thread(_newest, _directory(call.server), call.token, query.limit, query.before)
+    return await asyncio.to_thread(call.server.part(Index).newest, call.token, query.limit, query.before)
 
 
 async def one(call: Call[None, None]) -> dict[str, Any]:
     record = None
     if _ID.fullmatch(call.params["id"]):
-        record = await asyncio.to_thread(_found, _directory(call.server), call.token, call.params["id"])
+        record = await asyncio.to_thread(call.server.part(Index).one, call.token, call.params["id"])
     if record is None:
         raise Problem(
             "not_found",
@@ -44,25 +110,8 @@ async def one(call: Call[None, None]) -> dict[str, Any]:
     return record
 
 
-def _newest(directory: Path, token: Token, limit: int, before: str | None) -> list[wire.HistoryEntry]:
-    found: list[wire.HistoryEntry] = []
-    until = time.monotonic() + SEARCH_S
-    for entry in records.load_all(directory):
-        record = entry.record
-        if len(found) >= limit or time.monotonic() > until:
-            break
-        if record is None or not is_own(token, record.get("run_id")):
-            continue
-        if before is None or str(record.get("execution_id", "")) < before:
-            found.append(_told(record))
-    return found
-
-
-def _found(directory: Path, token: Token, execution_id: str) -> dict[str, Any] | None:
-    for entry in records.find(directory, execution_id):
-        if entry.record is not None and entry.record.get("execution_id") == execution_id:
-            return dict(entry.record) if is_own(token, entry.record.get("run_id")) else None
-    return None
+def _record(dir_fd: int, name: str) -> dict[str, Any] | None:
+    return files.read_entry(dir_fd, name).record
 
 
 def _told(record: dict[str, Any]) -> wire.HistoryEntry:

@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 from .. import __version__, handed
-from ..session import READ_BYTES, with_settings
+from ..session import with_settings
 from ..types import Receipt
 from . import wire
+from .files import largest
 from .guard import PROTOCOL
 from .routes import Route
 from .state import Call, Server
@@ -79,7 +80,7 @@ def _limits(server: Server) -> dict[str, Any]:
         "sessions": options.max_sessions,
         "body_bytes": options.max_body_bytes,
         "upload_bytes": options.max_upload_bytes,
-        "download_bytes": READ_BYTES,
+        "download_bytes": largest(settings),
         "output_files": handed.MAX_FILES,
         "output_file_bytes": handed.MAX_FILE_BYTES,
         "output_bytes": handed.MAX_BYTES,

@@ -57,7 +57,8 @@ def _operation(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
     if route.public:
         found["security"] = []
     if route.upload:
-        found["requestBody"] = {"required": True, "content": {BINARY: {}}}
+        content = {} if route.request_example is None else {"example": route.request_example}
+        found["requestBody"] = {"required": True, "content": {BINARY: content}}
     elif route.request is not None:
         content = {"schema": known[route.request]}
         if route.request_example is not None:

@@ -22,6 +22,7 @@ from .tokens import Token
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
+_NOTHING_BYTES = 64
 METHODS = ("GET", "POST", "PUT", "DELETE")
 
 Handler = Callable[[Call[Any, Any]], Awaitable[Any]]
@@ -144,7 +145,7 @@ async def _body(server: Server, route: Route, request: Request) -> Any:
         _media_type(request, BINARY)
         return _kept(options, request, await read(server, request, options.max_upload_bytes))
     if route.request is None:
-        if await read(server, request, 0):
+        if not _is_nothing(request, await read(server, request, _NOTHING_BYTES if route.method == "POST" else 0)):
             raise Problem("bad_request", "this path takes no body")
         return None
     _media_type(request, JSON)
@@ -157,6 +158,13 @@ async def _body(server: Server, route: Route, request: Request) -> Any:
         raise Problem("validation", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Problem("bad_request", "the body is not JSON in UTF-8") from None
+
+
+def _is_nothing(request: Request, data: bytes) -> bool:
+    """No body; an empty object is none either, as some clients send with every POST."""
+    if data:
+        _media_type(request, JSON)
+    return data.strip() in (b"", b"{}")
 
 
 def _kept(options: ServerOptions, request: Request, data: bytes) -> bytes:
@@ -202,7 +210,7 @@ async def read(server: Server, request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> Problem:
-    text = f"the body may have {max_bytes} bytes" if max_bytes else "this path takes no body"
+    text = f"the body may have {max_bytes} bytes" if max_bytes > _NOTHING_BYTES else "this path takes no body"
     return Problem("too_large", text)
 
 

@@ -19,6 +19,8 @@ from .options import ServerOptions
 
 _BACKLOG = 1024
 _MAX_MESSAGE_BYTES = 64 * 1024  # of what a client says over a WebSocket
+_LOOK_S = 0.05
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AFTER_GRACE_S = 5.0  # for what was cancelled to be gone
 
 
@@ -38,7 +40,7 @@ def serve(
     ready: Callable[[], None],
     ends_with: int | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, or until the file `ends_with` ends; the exit code."""
+    """Serve until a signal that stops it, or until the file `ends_with` ends; the exit code."""
     log_as_lines()
     return asyncio.run(_serve(options, settings, sockets, ready, ends_with))
 
@@ -87,13 +89,13 @@ class Stoppable(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # uvicorn's own would end us by the signal, with nothing closed
-        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-        for number in numbers:
+        loop = asyncio.get_running_loop()
+        for number in STOPS:
             loop.add_signal_handler(number, self.signalled, number)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in STOPS:
                 loop.remove_signal_handler(number)
 
     def signalled(self, number: int) -> None:
@@ -119,6 +121,8 @@ class Stoppable(uvicorn.Server):
         log.write("stopping", running=server.gate.running, queued=server.gate.queued, grace_s=server.options.grace_s)
         server.stop()
         over = loop.call_later(server.options.grace_s, server.ending.set)
+        while server.gate.running and not server.ending.is_set:  # those who come meanwhile are told (503)
+            await asyncio.sleep(_LOOK_S)
         await super().shutdown(sockets)
         over.cancel()
         log.write("stopped")

@@ -92,7 +92,10 @@ async def execute(call: Call[wire.ExecRequest, None]) -> Response:
 
 
 async def cancel(call: Call[None, None]) -> None:
-    found(call).session.cancel()
+    """Also what still waits for a place."""
+    live = found(call)
+    if not call.server.gate.give_up(live):
+        live.session.cancel()
 
 
 async def ticket(call: Call[None, None]) -> wire.TicketReply:

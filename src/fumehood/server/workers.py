@@ -22,7 +22,7 @@ from ..engine import private
 from . import log
 from .options import ServerOptions
 from .peers import any_listens, socket_path
-from .run import AFTER_GRACE_S, log_as_lines, serve
+from .run import AFTER_GRACE_S, STOPS, log_as_lines, serve
 
 _LIVED_S = 5.0  # a worker that ends sooner is not started again at once
 _MAX_QUICK_ENDS = 5
@@ -54,7 +54,7 @@ class _Supervisor:
 
     async def run(self, ready: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPS:
             loop.add_signal_handler(number, self._signalled, number)
         started = [asyncio.Event() for _ in range(self._options.workers)]
         keepers = [asyncio.create_task(self._keep(index, event)) for index, event in enumerate(started)]
