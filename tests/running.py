@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,12 @@ class Running:
     def client(self, name: str = "alice", **kinds: Any) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {TOKENS.get(name, name)}"}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=REPLY_S, **kinds)
+
+    def executions(self) -> int:
+        """How many run just now."""
+        with self.client() as http:
+            numbers = http.get("/metrics").text
+        return sum(int(float(found)) for found in re.findall(r"^fumehood_running(?:{.*})? (\S+)$", numbers, re.M))
 
     def log(self) -> str:
         return (self.directory / "log").read_text("utf-8", "replace")

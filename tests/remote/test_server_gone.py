@@ -47,6 +47,7 @@ def session_run(arguments: dict[str, Any], running: Running) -> None:
 
 def session_exec(arguments: dict[str, Any], running: Running) -> None:
     with open_session(start_retries=0, **arguments) as session:
+        session.exec(["true"])
         _kill_in_mid_run(running, lambda: session.exec(["sleep", "60"], timeout=60))
 
 
@@ -81,7 +82,7 @@ def test_it_is_an_error_and_nothing_runs_twice(
 def _kill_in_mid_run(running: Running, call: Callable[[], object]) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(call)
-        assert wait_until(lambda: _running(running) == 1, 20)
+        assert wait_until(lambda: running.executions() == 1, 20)
         running.process.kill()
         began = time.monotonic()
         try:
@@ -99,13 +100,6 @@ def _kill_at_first_output(running: Running, stream: Any) -> None:
             began = time.monotonic()
     finally:
         assert time.monotonic() - began < SOON_S
-
-
-def _running(server: Running) -> int:
-    with server.client() as http:
-        numbers = http.get("/metrics").text
-    found = [line.split()[-1] for line in numbers.splitlines() if line.startswith("fumehood_running")]
-    return int(float(found[0])) if found else -1
 
 
 @pytest.mark.parametrize("network", [False, True])
