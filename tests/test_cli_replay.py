@@ -11,6 +11,7 @@ import pytest
 from fumehood.api import get_sandbox
 from fumehood.cli.main import main
 from fumehood.errors import CommandNotAllowed, FileError
+from fumehood.packages import Layer
 from fumehood.records import Store, build, load_all
 from fumehood.sync_session import open_session
 from fumehood.types import ExecutionResult
@@ -285,11 +286,8 @@ def test_a_dataset_that_is_not_the_same_is_said(replay: Replay, tmp_path: Path, 
 def test_a_step_with_requirements_of_its_own_gets_them_again(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    class Layer:
-        path = "/layers/1"
-        installed = ("six==1.17.0",)
-
-    monkeypatch.setattr("fumehood.packages.ensure", lambda wanted, *_: (asked.append(list(wanted)), Layer())[1])
+    layer = Layer("/layers/1", ("six==1.17.0",))
+    monkeypatch.setattr("fumehood.packages.ensure", lambda wanted, *_: (asked.append(list(wanted)), layer)[1])
     with open_session("fake", store_code="always") as session:
         session.run("a", requirements=["six"])
         session.run("b")

@@ -21,7 +21,7 @@ from support import execute
 
 __all__ = ["docker", "docker_host"]
 
-# What a target cannot do, by module (not run at all) or test, and why. A test's gap that starts to pass fails the suite.
+# What a target cannot do, by module (not run at all) or test, and why. A gap of a test that starts to pass fails it.
 RUNS_NOTHING = "the fake runs nothing"
 NETWORK_SHARED = "this level has no network of its own: the host's is open"
 NO_LOOPBACK = "this level has no network of its own: internet sockets are refused altogether"

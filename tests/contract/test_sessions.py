@@ -741,7 +741,8 @@ def test_the_limit_of_cpu_time_holds_for_a_run_and_keeps_its_variables(session: 
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (152, "signal", "kept")
     assert "SANDBOX_CPU_SEC" in result.stderr
     assert result.duration < 30
-    assert limited.run("x").meta["results"] == [{"text/plain": "1"}]
+    after = limited.run("x")
+    assert after.meta["results"] == [{"text/plain": "1"}], after
 
 
 def test_the_budget_of_running_time_cuts_and_then_refuses(session: Kept) -> None:

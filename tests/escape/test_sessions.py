@@ -23,6 +23,7 @@ import pytest
 from fumehood import open_session
 from fumehood.errors import FileError, IsolationUnavailable
 from fumehood.guest.wire import MAX_FRAME
+from fumehood.packages import Layer
 from support import wait_until
 
 from . import arms
@@ -304,8 +305,6 @@ def test_the_same_attempts_change_a_file_that_is_not_lent() -> None:
 
 def test_a_layer_of_packages_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer is given by hand: what fills it is another matter."""
-    from fumehood import calls
-
     layer = tmp_path / "layer"
     layer.mkdir()
     (layer / "lent_module.py").write_text("value = 42\n" * 500)
@@ -313,11 +312,8 @@ def test_a_layer_of_packages_cannot_be_changed(tmp_path: Path, monkeypatch: pyte
         path.chmod(mode)
     before = state(layer / "lent_module.py")
 
-    class Layer:
-        path, installed = str(layer), ("lent-module",)
-
-    monkeypatch.setattr("fumehood.packages.ensure", lambda *_: Layer)
-    assert calls is not None
+    lent = Layer(str(layer), ("lent-module",))
+    monkeypatch.setattr("fumehood.packages.ensure", lambda *_: lent)
     with opened(requirements=["lent-module"]) as session:
         where = session.run("import lent_module; print(lent_module.value, lent_module.__file__)", 20).stdout.split()
         assert where[0] == "42", where

@@ -10,15 +10,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def of_tree(pidfd: int) -> tuple[float, int]:
-    """Seconds of CPU time, and the largest peak of memory in bytes."""
+    """Seconds of CPU time, without its supervisor's own, and the largest peak of memory in bytes."""
     cpu_s, peak_bytes = 0.0, 0
-    pending = [_pid(pidfd)]
+    supervisor = _pid(pidfd)
+    pending = [supervisor]
     while pending:
         pid = pending.pop()
         fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         if len(fields) < 15:
             continue  # gone
-        cpu_s += sum(map(int, fields[11:15])) / _TICKS  # its own and that of children it has waited for
+        used = fields[13:15] if pid == supervisor else fields[11:15]  # its own, and that of children it has waited for
+        cpu_s += sum(map(int, used)) / _TICKS
         _, _, peak = read(f"/proc/{pid}/status").partition(b"VmHWM:")
         if peak:
             peak_bytes = max(peak_bytes, int(peak.split(None, 1)[0]) * 1024)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fumehood.engine import usage
+
+BURN = "import time\nwhile time.process_time() < {}: pass\n"
+THEN_WAIT = "print(flush=True)\nimport time; time.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "least", "most"),
+    [
+        (BURN.format(1.0), 0, 0.5),
+        (f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(1.0)!r}])\n", 0.9, 3),
+    ],
+    ids=["its own", "of what it started and waited for"],
+)
+def test_the_time_of_a_tree_is_not_that_of_its_supervisor(program: str, least: float, most: float) -> None:
+    """A supervisor that watches for hours must not use up the time of a run."""
+    with subprocess.Popen([sys.executable, "-c", program + THEN_WAIT], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        supervisor.stdout.readline()
+        pidfd = os.pidfd_open(supervisor.pid)
+        try:
+            assert least <= usage.of_tree(pidfd)[0] < most
+        finally:
+            os.close(pidfd)
+            supervisor.kill()
