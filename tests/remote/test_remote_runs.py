@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -80,12 +82,48 @@ def test_output_comes_byte_for_byte(server: Running, client: Client) -> None:
 
 def test_a_dataset_that_is_too_large_for_the_server(server: Running, client: Client, tmp_path: Path) -> None:
     with (tmp_path / "big.csv").open("wb") as file:
-        os.truncate(file.fileno(), 60 * _MB)
+        os.truncate(file.fileno(), 60_000 * _MB)  # nobody could read that first
     with open_session(datasets={"big": tmp_path / "big.csv"}, **client(server.url)) as session:
-        with pytest.raises(errors.BadArgument, match=r"big\.csv.* of 60 MB does not fit on the server"):
+        with pytest.raises(errors.BadArgument, match=r"big\.csv.* of 60000 MB does not fit on the server"):
             session.run("1")
         with server.client() as http:
-            assert http.get("/sessions").json() == {"sessions": []}
+            assert http.get("/sessions").json()["sessions"] == []
+
+
+def test_a_dataset_is_sent_as_it_is_read(server: Running, client: Client, tmp_path: Path) -> None:
+    content = os.urandom(_MB) * 40
+    (tmp_path / "data.bin").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    del content
+    with open_session(datasets={"data": tmp_path / "data.bin"}, **client(server.url)) as session:
+        tracemalloc.start()
+        try:
+            session.exec(["true"])  # it is there from now on
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        code = "import hashlib; print(hashlib.sha256(open('/tmp/data/data.bin', 'rb').read()).hexdigest())"
+        assert session.run(code).stdout == f"{digest}\n"
+    assert most < 20 * _MB
+
+
+def test_a_dataset_that_becomes_shorter_meanwhile(
+    server: Running, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n")
+    monkeypatch.setattr("fumehood.engine.lend.size_of", lambda *_: 100)
+    with open_session(datasets={"a": tmp_path / "a.csv"}, **client(server.url)) as session:
+        with pytest.raises(errors.BadArgument, match=r"dataset .*a\.csv became shorter while it was sent; try again"):
+            session.run("1")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_dataset_that_may_not_be_read(server: Running, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n")
+    (tmp_path / "a.csv").chmod(0)
+    with open_session(datasets={"a": tmp_path / "a.csv"}, **client(server.url)) as session:
+        with pytest.raises(errors.BadArgument, match=r"a\.csv cannot be read"):
+            session.run("1")
 
 
 def test_more_input_than_the_server_takes_is_not_sent(server: Running, client: Client) -> None:

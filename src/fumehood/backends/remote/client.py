@@ -7,8 +7,8 @@ import json
 import ssl
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import httpx2
 
@@ -26,7 +26,30 @@ _KEEP_S = 4.0  # less than any server keeps a connection that nobody uses
 _REFUSED_PAUSES_S = (0.1, 0.4)
 _BUSY_S = 0.05
 _MAX_REFUSAL = 65536
+_PART = 1024 * 1024
 _SAFE = ("GET", "PUT")  # twice is as good as once
+
+
+class Upload(NamedTuple):
+    """A file of this machine, which is sent as it is read."""
+
+    path: str
+    size: int
+    tell: Callable[[int], None]
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        done = 0
+        try:
+            with open(self.path, "rb") as file:
+                while done < self.size:
+                    part = await asyncio.to_thread(file.read, min(self.size - done, _PART))
+                    if not part:
+                        raise FileError(f"{self.path} became shorter while it was sent; try again", "invalid")
+                    done += len(part)
+                    yield part
+                    self.tell(done)
+        except OSError as error:  # ours, not one of the way to the server
+            raise FileError(f"{self.path} cannot be read: {error.strerror}", "denied") from None
 
 
 class Client:
@@ -57,7 +80,7 @@ class Client:
         self,
         verb: str,
         path: str,
-        content: bytes | None = None,
+        content: bytes | Upload | None = None,
         *,
         kind: str = JSON,
         accept: str = JSON,
@@ -66,18 +89,20 @@ class Client:
         runs: bool = False,
     ) -> httpx2.Response:
         """An answer that is a success, its body not yet read. `runs`: once sent, a program may have run."""
-        if content is not None and len(content) > (most := self.most_bytes.get(kind, sys.maxsize)):
-            too_large = f"{len(content):,} bytes are more than the server takes at once, {most:,}"
+        size = content.size if isinstance(content, Upload) else len(content or b"")
+        if size > (most := self.most_bytes.get(kind, sys.maxsize)):
+            too_large = f"{size:,} bytes are more than the server takes at once, {most:,}"
             raise FileError(too_large, "too_large") if kind == BINARY else BadArgument(too_large)
         until = time.monotonic() + WAIT_S
         failures = 0
         while True:
+            body = content.parts() if isinstance(content, Upload) else content
             request = self._http.build_request(
                 verb,
                 f"{self.where}{path}",
-                content=content,
+                content=body,
                 params=params or None,
-                headers=self._headers(accept, None if content is None else kind),
+                headers=self._headers(accept, None if content is None else kind, size),
                 timeout=httpx2.Timeout(read_s, connect=_CONNECT_S, write=_WRITE_S, pool=None),
             )
             try:
@@ -95,6 +120,9 @@ class Client:
                     failures += 1
                     continue
                 self._broken(error, runs)
+            finally:
+                if isinstance(body, AsyncGenerator):
+                    await body.aclose()
             if "x-fumehood-version" not in response.headers:
                 await response.aclose()
                 self.is_sure = False
@@ -130,9 +158,9 @@ class Client:
 
     # --- inside
 
-    def _headers(self, accept: str, kind: str | None) -> dict[str, str]:
+    def _headers(self, accept: str, kind: str | None, size: int) -> dict[str, str]:
         headers = {**_authorised(self.address), "Accept": accept}
-        return headers if kind is None else {**headers, "Content-Type": kind}
+        return headers if kind is None else {**headers, "Content-Type": kind, "Content-Length": str(size)}
 
     async def _refused(self, response: httpx2.Response) -> Refusal:
         content = await self.content(response, _MAX_REFUSAL)

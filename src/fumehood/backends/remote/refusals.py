@@ -48,8 +48,7 @@ _TABLE: dict[str, tuple[type[FumehoodError], str]] = {  # the server's code: our
     "not_found": (SandboxLost, "the server at {where} does not know it: it was started anew, or is another one"),
     "misdirected": (
         SandboxLost,
-        "another instance answers at {where} now: it was started anew, or there are several, and requests of one"
-        " session have to reach the same",
+        "another instance answers at {where} now: it was started anew, or one session's requests reach several",
     ),
     "sandbox_lost": (SandboxLost, "the server at {where}: {said}"),
     "too_many": (BackendUnavailable, "the server at {where} is asked too much: {said}{later}"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -171,6 +171,9 @@ class RemoteSession(_Starter):
         return data
 
     async def write(self, path: str, data: bytes) -> None:
+        await self._send(path, data)
+
+    async def _send(self, path: str, data: bytes | http.Upload) -> None:
         self._check()
         params = {"path": self._sent(path)}
         with _ended_with_its_server():
@@ -214,14 +217,13 @@ class RemoteSession(_Starter):
         """The datasets, as copies."""
         for name, path in self._spec.datasets:
             size = lend.size_of(name, path)
-            data = await asyncio.to_thread(_content, path)
+            tell = partial(lend.tell, self._spec.progress, name, size=size)
             try:
-                await self.write(f"{self.places.data}/{name}", data)
+                await self._send(f"{self.places.data}/{name}", http.Upload(path, size, tell))
             except (BadArgument, FileError) as error:
-                raise BadArgument(
-                    f"dataset {name!r} of {size // _MIB} MB does not fit on the server: {error}"
-                ) from None
-            lend.tell(self._spec.progress, name, size, size)
+                fits = getattr(error, "kind", "too_large") not in ("too_large", "full")
+                what = "" if fits else f" of {size // _MIB} MB does not fit on the server"
+                raise BadArgument(f"dataset {name!r}{what}: {error}") from None
 
     async def _cancel(self, _: str) -> None:
         await self._client.ask("POST", f"{self._path}/cancel")
@@ -252,8 +254,3 @@ def _language(command: Command) -> str:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
