@@ -19,7 +19,7 @@ from .exchange import Exchange
 from .problems import Problem
 from .state import Server
 
-ASK_S = 3.0
+ASK_S = 5.0
 _CHUNK = 64 * 1024
 _HOP = {
     *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"trailer", b"upgrade", b"expect"),
@@ -91,13 +91,13 @@ def _opened(directory: str) -> int:
     return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _sent(scope: Scope, writer: asyncio.StreamWriter) -> h11.Connection:
+def _sent(scope: Scope, method: str, writer: asyncio.StreamWriter) -> h11.Connection:
     connection, state = h11.Connection(h11.CLIENT), scope["state"]
     body: bytes = state.get("body", b"")
     headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
     headers += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
     headers += [(b"x-request-id", state["request_id"].encode())]
-    request = h11.Request(method=scope["method"], target=_target(scope), headers=headers)
+    request = h11.Request(method=method, target=_target(scope), headers=headers)
     for event in (request, h11.Data(data=body), h11.EndOfMessage()):
         writer.write(connection.send(event) or b"")
     return connection
@@ -108,7 +108,7 @@ async def _said(scope: Scope, path: str) -> bytes | None:
         async with asyncio.timeout(ASK_S):
             reader, writer = await asyncio.open_unix_connection(path)
             try:
-                return await _whole(_sent(scope, writer), reader)
+                return await _whole(_sent(scope, "GET", writer), reader)
             finally:
                 writer.close()
     except (OSError, TimeoutError, h11.RemoteProtocolError):
@@ -116,23 +116,23 @@ async def _said(scope: Scope, path: str) -> bytes | None:
 
 
 async def _whole(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes | None:
-    body = bytearray()
+    body, status = bytearray(), 0
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
             connection.receive_data(await reader.read(_CHUNK))
-        elif isinstance(event, h11.Response) and event.status_code != 200:
-            return None
+        elif isinstance(event, h11.Response):
+            status = event.status_code
         elif isinstance(event, h11.Data):
             body += event.data
         elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
-            return bytes(body)
+            return bytes(body) if status == 200 else None
 
 
 async def _request(exchange: Exchange, path: str) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
-        connection = _sent(exchange.scope, writer)
+        connection = _sent(exchange.scope, exchange.scope["method"], writer)
         answering = asyncio.create_task(_answer(exchange, connection, reader))
         leaving = asyncio.create_task(_gone(exchange))
         try:
