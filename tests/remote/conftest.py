@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +106,7 @@ def nobody() -> Iterator[str]:
 class Proxy:
     """Before a server, at a path of its own. It answers 502 where it does not reach the server."""
 
-    def __init__(self, server: str, prefix: str) -> None:
+    def __init__(self, server: str, prefix: str, tls: ssl.SSLContext | None) -> None:
         self.seen: list[str] = []
         host, seen = server.removeprefix("http://"), self.seen
 
@@ -142,8 +143,12 @@ class Proxy:
                 pass
 
         self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._httpd.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._httpd.server_address[1]}{prefix}"
+        if tls is not None:
+            self._httpd.socket = tls.wrap_socket(self._httpd.socket, server_side=True, do_handshake_on_connect=False)
+            self._httpd.handle_error = lambda *_: None  # type: ignore[method-assign] - clients that do not trust it
+            self.url = self.url.replace("http://127.0.0.1", "https://localhost")
+        threading.Thread(target=self._httpd.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
         self._httpd.shutdown()
@@ -155,8 +160,8 @@ def before() -> Iterator[Callable[..., Proxy]]:
     """Puts a proxy before a server."""
     running: list[Proxy] = []
 
-    def make(server: str, prefix: str = "") -> Proxy:
-        running.append(Proxy(server, prefix))
+    def make(server: str, prefix: str = "", tls: ssl.SSLContext | None = None) -> Proxy:
+        running.append(Proxy(server, prefix, tls))
         return running[-1]
 
     yield make

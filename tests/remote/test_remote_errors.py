@@ -6,7 +6,6 @@ import json
 import shutil
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -110,15 +109,22 @@ def test_a_session_that_the_server_ended_begins_anew(server: Running, client: Cl
 
 
 @pytest.fixture
-def https(tmp_path: Path) -> Any:
-    """A web server whose certificate nobody has signed."""
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    """With a certificate for localhost that nobody has signed: cert.pem."""
     if shutil.which("openssl") is None:
         pytest.skip("makes a certificate with openssl, which is not installed")
-    made = ("-keyout", "key.pem", "-out", "cert.pem")
+    made = (
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        "key.pem",
+        "-out",
+        "cert.pem",
+    )
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", *made],
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *made],
         check=True,
         capture_output=True,
         cwd=tmp_path,
@@ -126,13 +132,24 @@ def https(tmp_path: Path) -> Any:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
-    httpd.socket = context.wrap_socket(httpd.socket, server_side=True, do_handshake_on_connect=False)
-    httpd.handle_error = lambda *_: None  # type: ignore[method-assign]
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f"https://localhost:{httpd.server_address[1]}"
-    httpd.shutdown()
-    httpd.server_close()
+    return context
+
+
+@pytest.fixture
+def https(server: Running, before: Callable[..., Any], tls: ssl.SSLContext) -> str:
+    url: str = before(server.url, tls=tls).url
+    return url
+
+
+def test_a_certificate_of_one_s_own(
+    client: Client, https: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    with get_sandbox(**client(https)) as sandbox, open_session(**client(https)) as session:
+        assert sandbox.execute("print(1)").stdout == "1\n"
+        assert session.run("print(1)").stdout == "1\n"
+    for said in refused(errors.BackendUnavailable, client(https.replace("localhost", "127.0.0.1"))):
+        assert "certificate" in said  # it is for another name
 
 
 def test_a_certificate_that_nobody_signed(client: Client, https: str) -> None:
