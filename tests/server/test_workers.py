@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 
 from fumehood.errors import BadArgument
 from fumehood.server import ids
+from fumehood.server.peers import socket_path
 from running import TOKENS, Running
 from support import wait_until
 
@@ -79,7 +80,8 @@ def _opened_on_both(running: Running, directory: Path | None = None) -> set[str]
     """A session on each worker, asked for where the workers ask each other."""
     made: set[str] = set()
     for socket in (directory or Path(tempfile.gettempdir())).glob(f"fumehood-{running.process.pid}-*/*.sock"):
-        with running.client(transport=httpx2.HTTPTransport(uds=str(socket))) as client:
+        short = socket_path(str(socket.parent), socket.name.removesuffix(".sock"))
+        with running.client(transport=httpx2.HTTPTransport(uds=short)) as client:
             made.add(client.post("/sessions", json={"idle": 600}).json()["session_id"])
     assert len({ids.instance_of("s", each) for each in made}) == 2
     return made
