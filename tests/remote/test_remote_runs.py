@@ -118,10 +118,10 @@ def test_a_dataset_that_becomes_shorter_meanwhile(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_dataset_that_may_not_be_read(server: Running, client: Client, tmp_path: Path) -> None:
+def test_a_dataset_that_may_no_longer_be_read(server: Running, client: Client, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
-    (tmp_path / "a.csv").chmod(0)
     with open_session(datasets={"a": tmp_path / "a.csv"}, **client(server.url)) as session:
+        (tmp_path / "a.csv").chmod(0)
         with pytest.raises(errors.BadArgument, match=r"a\.csv cannot be read"):
             session.run("1")
 
