@@ -95,13 +95,23 @@ class Target:
         return {"type": "local", "isolation": self.level, "warm_cells": 2 * self.warm}
 
 
+# Who drives is above what is driven: both drivers where the most is at stake, elsewhere one of them for single
+# executions and the other for sessions, and all of them for what is about driving.
+WARM = (Target("sealed", "direct", warm=True), Target("docker", "direct", warm=True))
+ALL_TARGETS = tuple(
+    Target(level, driver)
+    for level in ("sealed", "confined", "process", "fake", "docker", "remote")
+    for driver in ("direct", "async")
+)
 TARGETS = [
-    Target(level, driver) for level in ("sealed", "confined", "process", "fake") for driver in ("direct", "async")
+    each
+    for each in ALL_TARGETS
+    if str(each) not in ("confined-async", "process-direct", "docker-async", "remote-direct")
 ]
-TARGETS += [Target(level, driver) for level in ("docker", "remote") for driver in ("direct", "async")]
-SESSION_TARGETS = tuple(TARGETS)
-TARGETS.insert(2, Target("sealed", "direct", warm=True))
-TARGETS.append(Target("docker", "direct", warm=True))
+TARGETS += WARM
+SESSION_TARGETS = tuple(
+    each for each in ALL_TARGETS if str(each) not in ("confined-direct", "process-async", "remote-async")
+)
 
 
 @dataclass

@@ -12,7 +12,14 @@ import pytest
 
 from support import open_fds, wait_until, zombies
 
+from .conftest import ALL_TARGETS, WARM, Target
 from .test_programs import alive
+
+
+@pytest.fixture(params=[*ALL_TARGETS, *WARM], ids=str)
+def target(request: pytest.FixtureRequest) -> Target:
+    found: Target = request.param
+    return found
 
 
 def test_cancel_from_another_thread_kills_the_tree(box):

@@ -117,7 +117,7 @@ def test_threads_count_as_processes(box):
         for _ in range(200): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
     """
     result = box(processes=30).run(code)
-    assert result.exit_code == 1
+    assert result.exit_code == 1, str(result)
     check_named_the_limit_of_processes(result)
 
 

@@ -142,7 +142,7 @@ def own_rss_bytes() -> int:
 
 
 def test_a_fork_bomb_is_stopped_at_the_limit() -> None:  # res01
-    result = suffer(probe("res01"), processes=64)
+    result = suffer(probe("res01"), timeout=20, processes=64)
     assert result.meta["reason"] == "processes", result
     assert "SANDBOX_PROCESSES" in result.stderr
     assert subprocess.run(["true"]).returncode == 0

@@ -141,7 +141,7 @@ def use(sandbox: Any, number: int) -> None:
         assert result.stdout == f"{number}\n", result
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("isolation", "warm_cells", "count"),
     [("sealed", 0, 1000), ("sealed", 2, 10000), ("confined", 0, 100), ("process", 0, 100)],
