@@ -64,18 +64,28 @@ def test_it_listens_on_loopback_alone(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "told"),
     [
-        ("--port", "70000"),
-        ("--port", "x"),
-        ("--workers", "0"),
-        ("--grace", "0"),
-        ("--instance", "a/b"),
-        ("--host", "127.0.0.1", "--max-running", "0"),
+        (("--port", "70000"), "'70000' is not a whole number from 0 to 65535"),
+        (("--port", "x"), "not a whole number"),
+        (("--workers", "0"), "'0' is not a whole number from 1 up"),
+        (("--grace", "0"), "'0' is not a number of seconds greater than 0"),
+        (("--client-timeout", "nan"), "seconds greater than 0"),
+        (("--instance", "a/b"), "letters, digits"),
+        (("--allow-host", "https://sandbox.example/"), "NAME or NAME:PORT"),
+        (("--host", "127.0.0.1", "--max-running", "0"), "from 1 up"),
+        (("--backend", "nope"), "nope"),
     ],
 )
-def test_a_wrong_option_is_told(words: tuple[str, ...], capfd: Any) -> None:
-    assert _refused(capfd, *words)[0] == 2
+def test_a_wrong_option_is_told(words: tuple[str, ...], told: str, capfd: Any) -> None:
+    code, err = _refused(capfd, *words)
+    assert (code, told in err) == (2, True), err
+
+
+def test_a_backend_that_is_not_set_up_is_told_before_anybody_comes(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.delenv("SANDBOX_REMOTE_URL", raising=False)
+    code, err = _refused(capfd, "--backend", "remote")
+    assert (code, "SANDBOX_REMOTE_URL" in err) == (78, True), err
 
 
 def test_a_port_that_is_taken_is_told(server: Running, capfd: Any) -> None:

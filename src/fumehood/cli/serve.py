@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -34,7 +35,12 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     parser.add_argument("--token-file", metavar="F", help="a token, or entries of name, token or sha256, and quotas")
     parser.add_argument(
-        "--allow-host", metavar="NAME[:PORT]", action="append", default=[], help="serve this Host too; * = any"
+        "--allow-host",
+        metavar="NAME[:PORT]",
+        type=_host_name,
+        action="append",
+        default=[],
+        help="serve this Host too; * = any",
     )
     parser.add_argument("--allow-weak", action="store_true", help="not loopback, although the level is not sealed")
     parser.add_argument("--workers", type=_count(1), default=1, metavar="N", help="processes; default 1")
@@ -63,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     options, shown = _options(args)
     settings = load_settings(args).settings
-    _exposed_only_if_sealed(options, settings)
+    _check(options, settings)
     try:
         listening = running.listen(options.host, options.port)
     except OSError as error:
@@ -119,10 +125,11 @@ def _options(args: argparse.Namespace) -> tuple[ServerOptions, str | None]:
     return options, made
 
 
-def _exposed_only_if_sealed(options: ServerOptions, settings: Settings) -> None:
-    if options.loopback or options.allow_weak:
-        return
+def _check(options: ServerOptions, settings: Settings) -> None:
+    """A backend that is unknown or not set up is told now, not to the first client; exposed only if sealed."""
     with open_sandbox(settings) as sandbox:
+        if options.loopback or options.allow_weak:
+            return
         receipt = sandbox.check()
     if receipt.level != "sealed":
         fix = next((axis.fix for axis in receipt.axes.values() if axis.fix), "see `fumehood doctor`")
@@ -133,15 +140,27 @@ def _exposed_only_if_sealed(options: ServerOptions, settings: Settings) -> None:
 
 
 def _count(least: int, most: int = 2**31) -> Callable[[str], int]:
+    wanted = f"from {least} to {most}" if most < 2**31 else f"from {least} up"
+
     def count(text: str) -> int:
-        if not least <= (value := int(text)) <= most:
-            raise ValueError(text)
-        return value
+        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
+        return int(text)
 
     return count
 
 
 def _seconds(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
-        raise ValueError(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds greater than 0")
     return value
+
+
+def _host_name(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a host as a request names it: NAME or NAME:PORT")
+    return text

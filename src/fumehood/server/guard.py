@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..errors import BackendUnavailable, ConfigurationError, ExtraMissing, UnknownBackend
 from . import bodies, ids, log
 from .exchange import Cut, Exchange
 from .origins import check_origin, host_allowed
@@ -19,6 +20,7 @@ from .tokens import Token
 PROTOCOL = "1"
 PUBLIC = ("/", "/healthz", "/readyz")
 PUBLIC_BELOW = "/assets/"
+_SAID = (UnknownBackend, ExtraMissing, BackendUnavailable, ConfigurationError)  # whose messages quote no program
 _ONCE = ("host", "authorization", "origin", "content-type", "content-length", "x-fumehood-protocol")
 
 
@@ -132,6 +134,7 @@ class Guard:
             code=problem.code if problem else None,
             passed_to=passed_to,
             error=type(cause).__name__ if cause else None,
+            message=str(cause) if isinstance(cause, _SAID) else None,
             at=log.where(cause) if cause and problem and problem.status >= 500 else None,
         )
 
