@@ -87,7 +87,14 @@ class LocalSandbox(Sandbox):
         if self._process is not None:
             await self._process.close()
         if self._shown is not None:
-            await asyncio.to_thread(self._shown.close)
+            await _close(self._shown)
+
+
+async def _close(cell: Cell) -> None:
+    if cell.closes_soon:
+        cell.close()
+    else:
+        await asyncio.to_thread(cell.close)
 
 
 def _places(directory: str) -> Places:
@@ -164,7 +171,7 @@ class _LocalProcess(Process):
 
     async def close(self) -> None:
         if not self._is_closed:
-            await asyncio.to_thread(self._cell.close)
+            await _close(self._cell)
             self._is_closed = True
 
 

@@ -188,6 +188,13 @@ class Cell:
         """To its last process."""
         return self._pidfd < 0 or (self._ended and not self._outlives)
 
+    @property
+    def closes_soon(self) -> bool:
+        """Whether there is nothing to wait for and little to free, so that an event loop can close it itself."""
+        if not self._sealed or not self.has_ended:
+            return False
+        return not self.shows or (files := self.files()) is None or files.are_few()
+
     def end(self) -> None:
         """All of it, and wait for that. What was written is there to be read."""
         if not self.has_ended:

@@ -11,6 +11,7 @@ from ..errors import EngineFailed, FileError
 from ..guest.files import Gone, Outside, TooLarge, Tree
 from ..types import FileStat
 
+_FEW_BYTES, _FEW_INODES = 1 << 20, 200
 _KINDS = {
     errno.ENOENT: ("missing", "does not exist; files() lists what is there"),
     errno.ENOTDIR: ("special", "goes through a file or a symbolic link; name the file itself"),
@@ -52,6 +53,11 @@ class Files:
         """Whether there is not one entry, which is soon seen however many there are."""
         with our_errors(path), self._as_owner():
             return self._tree.has_nothing(path)
+
+    def are_few(self) -> bool:
+        """In number and in size, of all that is on their file system."""
+        used_bytes, used_inodes = self._tree.used()
+        return used_bytes <= _FEW_BYTES and used_inodes <= _FEW_INODES
 
     def close(self) -> None:
         self._tree.close()

@@ -128,6 +128,13 @@ class Tree:
         finally:
             os.close(fd)
 
+    def used(self) -> tuple[int, int]:
+        """Bytes and inodes of the file system that it is on."""
+        if self._root < 0:
+            return 0, 0
+        status = os.fstatvfs(self._root)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree
+
     def close(self) -> None:
         if self._root >= 0:
             root, self._root = self._root, -1
