@@ -136,6 +136,30 @@ def test_depth_is_found_without_parsing(text: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        b'{"code":"1","args":[' + b"[]," * 5_000_000 + b"[]]}",
+        b'{"env":{' + b'"":"",' * 2_000_000 + b'"":""}}',
+        b"{}" * 20 + b'"' + b'\\"' * 2_000_000,
+    ],
+    ids=["arrays", "members", "a string without end"],
+)
+def test_the_form_of_json_is_found_quickly(server: Running, body: bytes) -> None:
+    began = time.monotonic()
+    assert _post(server, body, JSON).status == 400
+    assert time.monotonic() - began < 5  # ten and more, and hours for the last, where each part is looked at
+
+
+def test_a_program_may_have_any_number_of_quotes_and_commas(server: Running) -> None:
+    code = "x = [" + "''," * 30_000 + "]#" + '",{[' * 60_000 + "\nprint(len(x))"
+    assert _post(server, json.dumps({"code": code}).encode(), JSON).json()["stdout"] == "30000\n"
+
+
+def test_an_error_quotes_little_of_what_was_sent(server: Running) -> None:
+    assert len(_post(server, b'{"' + b"k" * 1_000_000 + b'":1}', JSON).body) < 10_000
+
+
+@pytest.mark.parametrize(
     ("headers", "body", "status"),
     [
         (("Content-Type: text/plain",), b'{"code":"1"}', 415),
@@ -181,7 +205,9 @@ def test_what_is_no_http_is_told_so(server: Running, data: bytes) -> None:
 
 def test_two_framings_of_one_body_are_bad(server: Running) -> None:
     framings = ("Content-Length: 4", "Transfer-Encoding: chunked")
-    assert exchange(server.url, "POST /execute", *framings, AUTH, JSON, body=b"0\r\n\r\n").status == 400
+    chunked = b'c\r\n{"code":"1"}\r\n0\r\n\r\n'
+    assert exchange(server.url, "POST /execute", framings[1], AUTH, JSON, body=chunked).status == 200
+    assert exchange(server.url, "POST /execute", *framings, AUTH, JSON, body=chunked).status == 400
     assert exchange(server.url, "POST /execute", "Content-Length: 4", "Content-Length: 5", AUTH, JSON).status == 400
 
 

@@ -74,6 +74,8 @@ class Guard:
             raise Problem("headers_too_large", text)
         if len({name for name, _ in raw}) < len(raw) and any(len(headers.getlist(name)) > 1 for name in _ONCE):
             raise Problem("bad_request", "a header is there twice")
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise Problem("bad_request", "a body has one length")  # a proxy before us may have taken the other
         path = scope["path"]
         if not path.startswith("/") or "\0" in path:
             raise Problem("bad_request", "the target must be a path")

@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "unavailable": (503, "Not available"),
     "sandbox_lost": (503, "Sandbox lost"),  # unlike all others: the program may have run
 }
+MAX_DETAIL = 4096  # it may quote what was sent
 
 
 class ProblemBody(msgspec.Struct, kw_only=True):
@@ -60,7 +61,7 @@ class Problem(Exception):
         self, code: str, detail: str, headers: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(detail)
-        self.code, self.detail = code, detail
+        self.code, self.detail = code, detail[:MAX_DETAIL]
         self.status, self.title = KINDS[code]
         self.headers, self.more = dict(headers or {}), dict(more or {})
 

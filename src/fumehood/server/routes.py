@@ -151,7 +151,7 @@ async def _body(server: Server, route: Route, request: Request) -> Any:
     _media_type(request, JSON)
     data = _kept(options, request, await read(server, request, options.max_body_bytes))
     if deeper(data, options.max_depth):
-        raise Problem("bad_request", f"the JSON is nested more than {options.max_depth} deep")
+        raise Problem("bad_request", f"the JSON is nested more than {options.max_depth} deep, or has too many parts")
     try:
         return _decoder(route.request).decode(data)
     except msgspec.ValidationError as error:
@@ -214,20 +214,19 @@ def _too_large(max_bytes: int) -> Problem:
     return Problem("too_large", text)
 
 
-_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+# A string that does not end is taken to the end, and once: else its every escaped quote would begin another.
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,\]}]', re.DOTALL)
+MAX_PARTS = 50_000  # far more than any request of ours can have
 
 
 def deeper(data: bytes, most: int) -> bool:
-    """Whether JSON text is nested more than `most` deep; found without parsing it."""
-    if data.count(b"{") + data.count(b"[") <= most:
+    """Whether JSON text is nested more than `most` deep, or has too many parts; found without parsing it."""
+    if data.count(b"{") + data.count(b"[") <= most and data.count(b",") <= MAX_PARTS:
         return False
     depth = 0
-    for match in _STRUCTURE.finditer(data):
+    for number, match in enumerate(_STRUCTURE.finditer(data)):
         mark = match.group() if match.end() - match.start() == 1 else b""
-        if mark in (b"[", b"{") and mark:
-            depth += 1
-            if depth > most:
-                return True
-        elif mark:
-            depth -= 1
+        depth += (mark in (b"[", b"{")) - (mark in (b"]", b"}"))
+        if depth > most or number > MAX_PARTS:
+            return True
     return False
