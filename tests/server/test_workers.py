@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from processes import beneath
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from fumehood.errors import BadArgument
@@ -53,6 +54,21 @@ def test_a_long_name_is_part_of_every_id_and_every_worker_knows_it(start: Start,
         with running.client() as client:
             assert client.delete(f"/sessions/{made}").status_code == 204
     assert seen <= {f"{POD}-0", f"{POD}-1"}
+
+
+def test_a_used_ticket_is_refused_by_every_worker_and_is_no_error(start: Start) -> None:
+    running = start("--workers", "2")
+    with running.client() as client:
+        made = client.post("/sessions", json={}).json()["session_id"]
+        ticket = client.post(f"/sessions/{made}/ticket").json()["ticket"]
+    url = f"{running.url.replace('http', 'ws')}/sessions/{made}/events?ticket={ticket}"
+    connect(url).close()
+    for _ in range(8):  # either worker may take each
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url)
+        assert refused.value.response.status_code == 401
+        assert json.loads(refused.value.response.body)["code"] == "unauthorized"
+    assert '"level": "error"' not in running.log()
 
 
 def test_the_handle_of_an_execution_is_known_to_every_worker(start: Start) -> None:

@@ -187,7 +187,8 @@ async def _socket(exchange: Exchange, path: str) -> None:
     try:
         theirs = await connecting
     except InvalidStatus as refusal:
-        answer = Response(refusal.response.body, refusal.response.status_code, media_type="application/problem+json")
+        told, status = bytes(refusal.response.body or b""), refusal.response.status_code
+        answer = Response(told, status, media_type="application/problem+json")
         await answer(scope, exchange.receive, exchange.send)
         return
     except InvalidHandshake as error:

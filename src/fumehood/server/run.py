@@ -133,3 +133,8 @@ def log_as_lines() -> None:
     root = logging.getLogger()
     root.handlers[:] = [log.Lines()]
     root.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "without completing handshake" not in record.msg  # said of every WebSocket that was refused with an answer
