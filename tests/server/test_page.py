@@ -182,6 +182,17 @@ def test_output_is_seen_while_it_runs_and_escape_stops_it(page: Page) -> None:
     expect(run(page, "kept").locator("fume-value")).to_have_text("7")
 
 
+def test_what_prints_without_end_is_shown_in_part_and_can_be_stopped(page: Page) -> None:
+    endless = "import sys\nprint('first')\nn = 0\nwhile n >= 0:\n    n += 1\n    print(n)\n"
+    for more in ("    display(n)", "    print(n, file=sys.stderr)", ""):
+        shown = run(page, endless + more)
+        expect(shown.locator("p.muted", has_text="are not shown")).to_be_visible()
+        page.get_by_role("button", name="Stop", exact=True).click()
+        outcome(shown, "Stopped")
+        expect(shown.locator("pre").first).to_contain_text("first")
+        assert shown.locator("pre, fume-value").count() <= 1001
+
+
 def test_the_stop_button_and_ctrl_dot_stop_too(page: Page) -> None:
     for stop in (lambda: page.get_by_role("button", name="Stop").click(), lambda: page.keyboard.press("Control+.")):
         shown = run(page, "print('on')\nwhile True: pass")

@@ -5,7 +5,7 @@ import { repeat } from "lit/directives/repeat.js";
 import { FileEntry, Receipt } from "./api.js";
 import { Icon, icon } from "./icons.js";
 import { picture, pictureStyle } from "./receipt.js";
-import { Part, Run } from "./run.js";
+import { Part, Run, leftOut } from "./run.js";
 import { base } from "./styles.js";
 import "./value.js";
 import { bytes, look, outcome, seconds } from "./words.js";
@@ -166,6 +166,7 @@ export class FumeRun extends LitElement {
   #group(group: Part[]): TemplateResult {
     const first = group[0]!;
     if (first.kind === "value") return html`<fume-value .bundle=${first.bundle}></fume-value>`;
+    if (first.kind === "gap") return html`<p class="muted small">… ${leftOut(first)}: write to a file in /tmp/output what you want whole.</p>`;
     const pieces = (group as { text: string }[]).map(({ text }) => html`<span>${text}</span>`);
     return first.stream === "stderr"
       ? html`<div><span class="label">stderr</span><pre class="stderr" tabindex="0" aria-label="stderr" @scroll=${this.#scrolled}>${pieces}</pre></div>`

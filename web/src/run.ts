@@ -4,11 +4,17 @@ import { Bundle, Event, FileEntry, Receipt, Result } from "./api.js";
 import { Said, saidOf } from "./words.js";
 
 export type Part =
-  | { kind: "text"; stream: "stdout" | "stderr"; text: string }
-  | { kind: "value"; bundle: Bundle };
+  | { kind: "text"; stream: "stdout" | "stderr"; text: string; weight: number }
+  | { kind: "value"; bundle: Bundle }
+  | { kind: "gap"; characters: number; values: number };
 
 const PIECE = 8_000; // characters in one text node, so that long output is not laid out anew with every line
+const PIECES = new RegExp(`.{1,${PIECE}}`, "gsu");
 const REDRAW_MS = 40;
+// What is shown of a run: its beginning and its end. A page that lays out all that an endless loop prints cannot be stopped.
+const HEAD = { parts: 100, weight: 50_000 };
+const TAIL = { parts: 900, weight: 150_000 };
+const LINE = 30; // characters that a line weighs, however short
 // Colours and cursor movements that programs write for a terminal.
 const ESCAPES = /\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])/g;
 
@@ -25,6 +31,8 @@ export class Run extends EventTarget {
   stopping = false;
   sessionId: string | null = null;
   #timer: number | null = null;
+  #pause = REDRAW_MS; // longer where drawing is slow, for keys and clicks come between
+  #head = 0; // parts before the gap, once there is one
   #decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
 
   constructor(readonly code: string) {
@@ -40,7 +48,7 @@ export class Run extends EventTarget {
   }
 
   get text(): string {
-    return this.parts.map((part) => (part.kind === "text" ? part.text : String(part.bundle["text/plain"] ?? ""))).join("");
+    return this.parts.map(textOf).join("");
   }
 
   take(event: Event): void {
@@ -49,7 +57,7 @@ export class Run extends EventTarget {
         this.#write(event.stream, event.text ?? this.#decode(event.stream, event.base64 ?? ""));
         break;
       case "display":
-        this.parts = [...this.parts, { kind: "value", bundle: event.data }];
+        this.parts = this.#bounded([...this.parts, { kind: "value", bundle: event.data }]);
         break;
       case "file":
         this.files = [...this.files.filter((file) => file.path !== event.path), event];
@@ -77,9 +85,11 @@ export class Run extends EventTarget {
       this.dispatchEvent(new CustomEvent("change"));
     } else {
       this.#timer ??= window.setTimeout(() => {
+        const began = performance.now();
         this.#timer = null;
         this.dispatchEvent(new CustomEvent("change"));
-      }, REDRAW_MS);
+        setTimeout(() => (this.#pause = Math.min(2000, Math.max(REDRAW_MS, 3 * (performance.now() - began)))));
+      }, this.#pause);
     }
   }
 
@@ -97,18 +107,66 @@ export class Run extends EventTarget {
     if (returns >= 0) {
       text = text.replace(/[^\n]*\r(?=[^\n])/g, "\r").replace(/\r$/, "");
       if (text.startsWith("\r") && last?.kind === "text" && last.stream === stream) {
-        last = { ...last, text: last.text.slice(0, last.text.lastIndexOf("\n") + 1) };
+        const lines = last.text.slice(0, last.text.lastIndexOf("\n") + 1);
+        last = { ...last, text: lines, weight: weigh(lines) };
         parts[parts.length - 1] = last;
       }
       text = text.replace(/\r/g, "");
     }
-    if (last?.kind === "text" && last.stream === stream && last.text.length < PIECE) {
-      parts[parts.length - 1] = { ...last, text: last.text + text };
+    if (last?.kind === "text" && last.stream === stream && last.text.length < PIECE && text.length < PIECE) {
+      parts[parts.length - 1] = { ...last, text: last.text + text, weight: last.weight + weigh(text) };
     } else {
-      parts.push({ kind: "text", stream, text });
+      for (const piece of text.match(PIECES) ?? []) parts.push({ kind: "text", stream, text: piece, weight: weigh(piece) });
     }
-    this.parts = parts;
+    this.parts = this.#bounded(parts);
   }
+
+  /** Without the oldest of what comes after the head, where there is too much; values outlast text. */
+  #bounded(parts: Part[]): Part[] {
+    let gap = parts[this.#head];
+    const begin = gap?.kind === "gap" ? this.#head + 1 : headOf(parts);
+    let weight = 0;
+    for (let at = begin; at < parts.length; at++) weight += weightOf(parts[at]!);
+    let surplus = parts.length - begin - TAIL.parts;
+    if (surplus <= 0 && weight <= TAIL.weight) return parts;
+    gap = gap?.kind === "gap" ? { ...gap } : { kind: "gap", characters: 0, values: 0 };
+    this.#head = gap.characters || gap.values ? this.#head : begin;
+    const kept: Part[] = [];
+    for (const [at, part] of parts.slice(begin).entries()) {
+      const last = at === parts.length - begin - 1;
+      if (!last && (surplus > 0 || (part.kind === "text" && weight > TAIL.weight))) {
+        surplus--;
+        weight -= weightOf(part);
+        if (part.kind === "text") gap.characters += part.text.length;
+        else gap.values++;
+      } else kept.push(part);
+    }
+    return [...parts.slice(0, this.#head), gap, ...kept];
+  }
+}
+
+function weigh(text: string): number {
+  return text.length + LINE * (text.split("\n").length - 1);
+}
+
+function weightOf(part: Part): number {
+  return part.kind === "text" ? part.weight : 0;
+}
+
+function headOf(parts: Part[]): number {
+  let weight = 0;
+  const end = parts.findIndex((part, at) => (weight += weightOf(part)) > HEAD.weight ? at > 0 : at >= HEAD.parts);
+  return end < 0 ? parts.length : end;
+}
+
+function textOf(part: Part): string {
+  if (part.kind === "text") return part.text;
+  return part.kind === "value" ? String(part.bundle["text/plain"] ?? "") : `\n… ${leftOut(part)}\n`;
+}
+
+export function leftOut({ characters, values }: { characters: number; values: number }): string {
+  const what = [characters ? `${characters.toLocaleString("en")} characters` : "", values ? `${values.toLocaleString("en")} values` : ""];
+  return `${what.filter(Boolean).join(" and ")} are not shown`;
 }
 
 export function fromBase64(base64: string): Uint8Array<ArrayBuffer> {
