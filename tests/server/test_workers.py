@@ -62,10 +62,11 @@ def test_a_used_ticket_is_refused_by_every_worker_and_is_no_error(start: Start) 
         made = client.post("/sessions", json={}).json()["session_id"]
         ticket = client.post(f"/sessions/{made}/ticket").json()["ticket"]
     url = f"{running.url.replace('http', 'ws')}/sessions/{made}/events?ticket={ticket}"
-    connect(url).close()
+    with connect(url):
+        pass
     for _ in range(8):  # either worker may take each
-        with pytest.raises(InvalidStatus) as refused:
-            connect(url)
+        with pytest.raises(InvalidStatus) as refused, connect(url):
+            pass
         assert refused.value.response.status_code == 401
         assert json.loads(refused.value.response.body)["code"] == "unauthorized"
     assert '"level": "error"' not in running.log()
