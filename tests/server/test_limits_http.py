@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -74,6 +75,21 @@ def test_all_bodies_together_have_a_bound(start: Callable[..., Running]) -> None
         for stream in held:
             stream.close()
     assert wait_until(lambda: _post(server, large, JSON).status != 503, 30)
+
+
+def test_a_body_of_tiny_chunks_is_cut_off(server: Running) -> None:
+    with connect(server.url) as stream:
+        stream.sendall(head(server.url, "POST /execute", AUTH, JSON, "Transfer-Encoding: chunked"))
+        with contextlib.suppress(OSError):  # it does not hear us to the end
+            for _ in range(200):
+                stream.sendall(b"1\r\n \r\n" * 1000)
+        assert closed_within(stream, 10)
+
+
+def test_some_small_chunks_and_many_that_are_not_are_taken(alice: httpx2.Client) -> None:
+    pieces = [b'{"code":"'] + [b"#"] * 200 + [b"#" * 300] * 1000 + [b'\\nprint(1)"}']
+    found = alice.post("/execute", content=iter(pieces), headers={"Content-Type": "application/json"})
+    assert found.json()["stdout"] == "1\n"
 
 
 def test_a_body_that_says_it_is_too_large_is_refused_at_once(server: Running) -> None:

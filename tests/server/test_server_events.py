@@ -8,8 +8,11 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from raw_http import exchange
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+
+KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
 def ticket(client, session):
@@ -104,6 +107,23 @@ def test_what_a_client_says_is_passed_over(server, alice, session):
         socket.send(b"\x00\xff")
         run(alice, session, "print(1)")
         assert until(socket, "result")
+
+
+def test_who_says_too_much_is_cut_off(server, alice, session):
+    def talk(socket):
+        for _ in range(1000):
+            socket.send("x" * 1000)
+
+    with listen(server, session, ticket(alice, session)) as socket, pytest.raises(ConnectionClosed):
+        talk(socket)
+
+
+def test_a_refused_socket_is_no_error_in_the_log(start):
+    quiet = start()
+    upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: " + KEY)
+    assert exchange(quiet.url, "GET /sessions/x/events", *upgrade).status == 401
+    quiet.stop()
+    assert '"level": "error"' not in quiet.log()
 
 
 def test_a_message_that_is_too_large_closes_the_socket(server, alice, session):

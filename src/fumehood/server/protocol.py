@@ -16,6 +16,8 @@ from .problems import KINDS, Problem
 
 _NOT_PARSED = "-" * 8
 _HEAD, _LARGE = b"HTTP/1.1 ", 64 * 1024
+_CHUNKS, _CHUNK_BYTES = 256, 256  # so many may have any size, the others that on average
+_HEARD, _HEARD_A_SECOND = 160 * 1024, 4 * 1024  # bytes, of what clients say over WebSockets: nothing that we need
 
 
 class _Joined:
@@ -84,8 +86,40 @@ def websockets(options: ServerOptions) -> type[WebSocketsSansIOProtocol]:
 
     class WebSockets(_Bounded, WebSocketsSansIOProtocol):
         write_timeout_s = options.write_timeout_s
+        _heard, _since = 0, 0.0
+
+        def data_received(self, data: bytes) -> None:
+            now = self.loop.time()
+            self._since = self._since or now
+            self._heard += len(data)
+            if self._heard > _HEARD + _HEARD_A_SECOND * (now - self._since):
+                self.transport.abort()  # each frame costs time, however small it is
+                return
+            super().data_received(data)
+
+        async def send(self, message: Any) -> None:
+            await super().send(message)
+            if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+                self.handshake_complete = True  # else uvicorn takes a refusal for a fault of ours, and logs it
 
     return WebSockets
+
+
+class _Connection(h11.Connection):
+    """Every chunk of a body costs as much as a small request, so a body of tiny ones is refused."""
+
+    _chunks = _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_end
+            self._bytes += len(event.data)
+            if self._bytes < (self._chunks - _CHUNKS) * _CHUNK_BYTES:
+                raise h11.RemoteProtocolError("the chunks are too small")
+        return event
 
 
 def http(options: ServerOptions) -> type[H11Protocol]:
@@ -94,6 +128,10 @@ def http(options: ServerOptions) -> type[H11Protocol]:
     class Http(_Bounded, H11Protocol):
         write_timeout_s = options.write_timeout_s
         _heading: asyncio.TimerHandle | None = None
+
+        def __init__(self, *args: Any, **kinds: Any) -> None:
+            super().__init__(*args, **kinds)
+            self.conn = _Connection(h11.SERVER, options.max_header_bytes)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]

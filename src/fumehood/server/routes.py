@@ -214,8 +214,8 @@ def _too_large(max_bytes: int) -> Problem:
     return Problem("too_large", text)
 
 
-# A string that does not end is taken to the end, and once: else its every escaped quote would begin another.
-_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,\]}]', re.DOTALL)
+# A string that does not end is taken to the end, and once: else each quote in it would begin another.
+_STRUCTURE = re.compile(rb'"[^"]*+"?|[\[{,\]}]')
 MAX_PARTS = 50_000  # far more than any request of ours can have
 
 
@@ -224,7 +224,8 @@ def deeper(data: bytes, most: int) -> bool:
     if data.count(b"{") + data.count(b"[") <= most and data.count(b",") <= MAX_PARTS:
         return False
     depth = 0
-    for number, match in enumerate(_STRUCTURE.finditer(data)):
+    without_escapes = data.replace(rb"\\", b"").replace(rb"\"", b"")  # the pattern would be ten times as slow with them
+    for number, match in enumerate(_STRUCTURE.finditer(without_escapes)):
         mark = match.group() if match.end() - match.start() == 1 else b""
         depth += (mark in (b"[", b"{")) - (mark in (b"]", b"}"))
         if depth > most or number > MAX_PARTS:
