@@ -34,6 +34,11 @@ class Handed:
     def clear(self) -> None:
         self.files, self.left_out, self.size = [], [], 0
 
+    def leave_out(self, why: str) -> None:
+        """All of them, after all."""
+        self.left_out += [{"path": file.path, "why": why} for file in self.files]
+        self.files, self.size = [], 0
+
     async def take(self, sandbox: Sandbox, present: Iterable[FileStat]) -> None:
         """Those of `present` that there is room for."""
         more = 0

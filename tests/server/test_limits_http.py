@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx2
 import pytest
@@ -293,6 +294,30 @@ def test_a_client_that_does_not_read_is_cut_off(strict: Running) -> None:
             assert len(answer(stream).body) < size
         assert len(client.get(path).content) == size
         client.delete(f"/sessions/{session}")
+
+
+def test_answers_that_nobody_reads_have_a_bound(start: Callable[..., Running]) -> None:
+    small = start("--max-body-memory", "64")
+    files = "for n in range(3): open(f'/tmp/output/{n}', 'wb').write(bytes(5 * 1024 * 1024))"
+    body = json.dumps({"code": files}).encode()
+    with small.client() as client, contextlib.ExitStack() as open_ones:
+        assert len(_run(small, files)["files"]) == 3
+        before = _rss_bytes(small.process.pid)
+        for accept in ("application/json", "text/event-stream") * 10:
+            stream = open_ones.enter_context(connect(small.url))
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sent = (AUTH, JSON, f"Accept: {accept}", f"Content-Length: {len(body)}")
+            stream.sendall(head(small.url, "POST /execute", *sent) + body)
+        assert wait_until(lambda: 'fumehood_executions_total{reason="ok"} 21.0' in client.get("/metrics").text, 30)
+        assert _rss_bytes(small.process.pid) - before < 250 * MIB  # of 20 times 20 MB, and as much while one is made
+        found = _run(small, f"{files}\nprint('ran')")
+        assert (found["stdout"], found["files"]) == ("ran\n", [])
+        assert len(found["meta"]["files_left_out"]) == 3
+    assert wait_until(lambda: len(_run(small, files)["files"]) == 3, 30)  # those who left hold nothing
+
+
+def _run(server: Running, code: str) -> Any:
+    return _post(server, json.dumps({"code": code}).encode(), JSON).json()
 
 
 def test_connections_are_counted(strict: Running) -> None:

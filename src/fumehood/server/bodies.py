@@ -6,8 +6,10 @@ import asyncio
 
 from starlette.types import Scope
 
-from .problems import later
+from .problems import Problem, later
 from .state import Server
+
+SMALL = 256 * 1024
 
 
 class Bodies:
@@ -45,6 +47,15 @@ class Downloads(Bodies):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.large = asyncio.Lock()  # one at a time is read
+
+    def has_room(self, scope: Scope, size: int) -> bool:
+        """Whether an answer of this size may wait for its client; small ones always may."""
+        if size > SMALL:
+            try:
+                self.take(scope, size)
+            except Problem:
+                return False
+        return True
 
 
 def leave(scope: Scope) -> None:

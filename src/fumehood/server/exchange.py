@@ -13,6 +13,7 @@ from . import ids
 from .problems import Problem
 
 _LINGER_S, _LINGER_BYTES = 1.0, 4 * 1024 * 1024
+_PIECE = 256 * 1024
 
 SECURITY = {
     "X-Content-Type-Options": "nosniff",
@@ -63,7 +64,18 @@ class Exchange:
             message["headers"] = [*given, *own]
         elif kind == "websocket.accept":
             self.status = 101
+        elif kind == "http.response.body" and len(message["body"]) > _PIECE:
+            await self._send_pieces(message)
+            return
         await self._send(message)
+
+    async def _send_pieces(self, message: Message) -> None:
+        """A client has its time for each piece, and we go on when it has read: a slow one gets a large answer too."""
+        whole = memoryview(message["body"])
+        for start in range(0, len(whole), _PIECE):
+            more = message.get("more_body", False) or start + _PIECE < len(whole)
+            piece = whole[start : start + _PIECE].tobytes()
+            await self._send({"type": message["type"], "body": piece, "more_body": more})
 
     async def refuse(self, problem: Problem) -> None:
         """The problem as an answer, also in place of a WebSocket."""

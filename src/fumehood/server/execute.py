@@ -16,6 +16,7 @@ from ..session import with_settings
 from ..streaming import Stream
 from ..types import ExecutionResult
 from . import wire
+from .bodies import Downloads
 from .examples import EXECUTE, EXECUTED
 from .executions import Executions
 from .follow import Emit, follow
@@ -94,9 +95,9 @@ async def _one_shot(
     call: Call[Any, Any], stream: Stream, handed: Handed, emit: Emit | None, cut: list[str]
 ) -> wire.Result:
     if emit is None:
-        return await follow(stream, handed, None, _count(call), cut=cut)
+        return await follow(stream, handed, None, _count(call), _has_room(call), cut=cut)
     with call.server.part(Executions).listed(call.token, stream.cancel) as handle:
-        return await follow(stream, handed, emit, _count(call), cut=cut, handle=handle)
+        return await follow(stream, handed, emit, _count(call), _has_room(call), cut=cut, handle=handle)
 
 
 async def _in_session(
@@ -129,11 +130,17 @@ async def in_session(
     async with live.turn(), call.server.gate.execution(call.token, live):
         for path, data in files.items():
             await live.session.write(path, data)
-        return await follow(stream, handed, tell, _count(call), session_id=live.id)
+        result = await follow(stream, handed, tell, _count(call), _has_room(call), session_id=live.id)
+        live.hub.publish(result)
+        return result
 
 
 def _count(call: Call[Any, Any]) -> Callable[[ExecutionResult], None]:
     return partial(call.server.numbers.executed, call.token)
+
+
+def _has_room(call: Call[Any, Any]) -> Callable[[int], bool]:
+    return partial(call.server.part(Downloads).has_room, call.request.scope)
 
 
 def placed(files: list[wire.SentFile]) -> dict[str, bytes]:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from ..config import Settings
 from ..errors import FileError
@@ -27,7 +26,6 @@ T = TypeVar("T")
 
 PROBLEMS = (*FINDING, "session_busy", "budget_exceeded", "unavailable", "sandbox_lost")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
-_PIECE = 256 * 1024
 _DOWNLOAD = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 
 
@@ -80,19 +78,7 @@ def largest(settings: Settings) -> int:
 
 def _sent(call: Call[Any, Any], data: bytes, status: int, headers: Mapping[str, str]) -> Response:
     call.server.part(Downloads).take(call.request.scope, len(data))
-    return _Pieces(data, status, headers, media_type=BINARY)
-
-
-class _Pieces(Response):
-    """A client has its time for each piece, so that a slow one gets a large file too."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        whole = memoryview(self.body)
-        for start in range(0, len(whole), _PIECE):
-            piece = whole[start : start + _PIECE].tobytes()
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+    return Response(data, status, headers, media_type=BINARY)
 
 
 async def upload(call: Call[bytes, wire.PathQuery]) -> wire.FileInfo:

@@ -22,16 +22,17 @@ async def follow(
     handed: Handed,
     emit: Emit | None,
     count: Callable[[types.ExecutionResult], None],
+    has_room: Callable[[int], bool],
     *,
     session_id: str | None = None,
     cut: Iterable[str] = (),
     handle: str | None = None,
 ) -> wire.Result:
-    """Tell every event, then the result. An error of ours comes before `started`, unless it came in mid-run."""
+    """Tell every event but the last, the result. An error of ours comes before `started`, unless in mid-run."""
     if emit is None:
         done = await stream.whole()
         count(done)
-        return _result(done, [_file(file) for file in handed.files], handed, session_id, list(cut))
+        return _result(done, handed, has_room, session_id, list(cut))
     texts = {"stdout": _Text("stdout"), "stderr": _Text("stderr")}
     async with stream:
         await stream.begun()
@@ -46,11 +47,9 @@ async def follow(
     for text in texts.values():
         if (told := text.rest()) is not None:
             await emit(told)
-    files = [_file(file) for file in handed.files]
-    for file in files:
+    result = _result(stream.result, handed, has_room, session_id, list(cut))
+    for file in result.files:
         await emit(wire.File(file.path, file.size, file.mime))
-    result = _result(stream.result, files, handed, session_id, list(cut))
-    await emit(result)
     return result
 
 
@@ -60,9 +59,18 @@ def mime(path: str) -> str:
 
 
 def _result(
-    done: types.ExecutionResult, files: list[wire.FileReply], handed: Handed, session_id: str | None, cut: list[str]
+    done: types.ExecutionResult,
+    handed: Handed,
+    has_room: Callable[[int], bool],
+    session_id: str | None,
+    cut: list[str],
 ) -> wire.Result:
     meta = dict(done.meta)
+    results = meta.pop("results", [])
+    if not has_room(handed.size * 4 // 3 + (len(wire.encode(results)) if results else 0)):
+        handed.leave_out("the server holds as many answers as it may: clients read too slowly")
+        if results:
+            results, meta["results_truncated"] = [], True
     if session_id is None:
         meta.pop("session_id", None)  # of one that was made for this call alone
     if handed.left_out:
@@ -76,9 +84,9 @@ def _result(
         stderr=done.stderr,
         exit_code=done.exit_code,
         duration=done.duration,
-        results=meta.pop("results", []),
+        results=results,
         meta=meta,
-        files=files,
+        files=[_file(file) for file in handed.files],
     )
 
 

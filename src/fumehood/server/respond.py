@@ -66,12 +66,13 @@ class Events(Response):
         del self.headers["content-length"]
         self._call, self._work, self._kind = call, work, kind
         self._number = 0
+        self._one = asyncio.Lock()  # a large event is sent in pieces, with nothing between them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         self._send = send
         pinging = asyncio.create_task(self._ping())
         try:
-            await self._call.while_there(self._work(self._emit))
+            await self._emit(await self._call.while_there(self._work(self._emit)))
         except ClientLeft:
             raise
         except Exception as error:
@@ -84,15 +85,16 @@ class Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _emit(self, event: wire.Event) -> None:
-        if not self._number:
-            await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._number += 1
-        data = wire.encode(event)
-        if self._kind == SSE:
-            data = b"id: %d\ndata: %b\n\n" % (self._number, data)
-        else:
-            data += b"\n"
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        async with self._one:
+            if not self._number:
+                await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            self._number += 1
+            data = wire.encode(event)
+            if self._kind == SSE:
+                data = b"id: %d\ndata: %b\n\n" % (self._number, data)
+            else:
+                data += b"\n"
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _ping(self) -> None:
         """A comment, or an empty line: silence would be taken for the end of one of us."""
@@ -100,4 +102,5 @@ class Events(Response):
         while True:
             await asyncio.sleep(PING_S)
             if self._number:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                async with self._one:
+                    await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from .bodies import Bodies
+from .bodies import SMALL, Bodies, Downloads
 from .options import ServerOptions
 from .problems import Problem
 from .state import Call, ClientLeft, Server
@@ -97,7 +97,10 @@ async def answer(server: Server, route: Route, params: dict[str, str], request: 
         return given
     if given is None:
         return Response(status_code=route.status)
-    return Response(msgspec.json.encode(given), route.status, media_type=JSON)
+    data = msgspec.json.encode(given)
+    if len(data) > SMALL:
+        server.part(Downloads).take(request.scope, len(data))
+    return Response(data, route.status, media_type=JSON)
 
 
 def _not_allowed(by_method: Mapping[str, Route]) -> Problem:
@@ -210,7 +213,7 @@ async def read(server: Server, request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> Problem:
-    text = f"the body may have {max_bytes} bytes" if max_bytes > _NOTHING_BYTES else "this path takes no body"
+    text = f"the body may have {max_bytes / 2**20:.3g} MiB" if max_bytes > _NOTHING_BYTES else "this path takes no body"
     return Problem("too_large", text)
 
 
