@@ -168,3 +168,12 @@ def test_traces_go_where_the_variables_say(start: Start, collector: tuple[str, l
     assert b"canary-31415" not in sent
     assert TOKENS["alice"].encode() not in sent
     assert running.stop() == 0
+
+
+def test_a_collector_that_is_gone_does_not_keep_the_server_from_stopping(start: Start) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otel`")
+    running = start(env={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_SCHEDULE_DELAY": "60000"})
+    with running.client() as client:
+        assert client.post("/execute", json={"code": "1"}).status_code == 200
+    assert running.stop() == 0
+    assert "did not take the last spans" in running.log()

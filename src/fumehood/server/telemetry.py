@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from starlette.types import Scope
 from .. import __version__, config
 from . import log
 
+_LAST_S = 2.0
 _CARRIED = (b"traceparent", b"tracestate")
 Finish = Callable[[int | None], None]
 
@@ -41,7 +43,8 @@ class Tracing:
         if resource.attributes.get("service.name", "").startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "fumehood"}))
         self._provider = TracerProvider(resource=resource)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._exporter = OTLPSpanExporter()
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("fumehood", __version__)
         self._server, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)
         self._propagator = TraceContextTextMapPropagator()
@@ -74,5 +77,10 @@ class Tracing:
             yield finish
 
     def close(self) -> None:
-        """Send what is left."""
-        self._provider.shutdown()
+        """Send what is left; a collector that is gone does not keep the server."""
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(_LAST_S)
+        if sending.is_alive():
+            self._exporter.shutdown()  # which ends its waiting for another try
+            log.write("no_traces", message="the collector did not take the last spans: see OTEL_EXPORTER_OTLP_ENDPOINT")
