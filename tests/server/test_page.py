@@ -311,6 +311,16 @@ def test_a_dropped_file_is_put_into_the_session(page: Page) -> None:
     expect(editor(page)).to_contain_text('"dropped.csv"')
 
 
+def test_files_are_named_as_they_are_and_more_than_are_sent_are_mentioned(page: Page) -> None:
+    code = "for n in range(22): open(f'/tmp/output/{n}.txt', 'w').close()\nopen('\\u202egnp.exe', 'w').close()"
+    shown = run(page, code)
+    expect(shown.locator("p.muted", has_text="2 more files in /tmp/output")).to_be_visible()
+    expect(run(page, "1").locator("p.muted")).to_have_count(0)
+    page.get_by_role("tab", name="Files").click()
+    expect(page.locator("fume-files li", has_text="\\u{202e}gnp.exe")).to_be_visible()
+    expect(page.locator("fume-files li")).to_have_count(23)
+
+
 def test_history_has_each_run_with_its_receipt(page: Page) -> None:
     outcome(run(page, "print('remember me')"), "Done")
     page.get_by_role("tab", name="History").click()
@@ -394,6 +404,8 @@ def test_a_server_that_is_gone_is_said_and_found_again(
     shot(page, "gone")
     start("--port", port)
     expect(page.locator(".banner")).to_have_count(0)
+    expect(page.locator("fume-sessions .opener")).to_have_text("No session yet")
+    expect(page.locator("fume-run")).to_have_count(2)  # what came out stays, although its session is gone
     expect(run(page, "6 * 7").locator("fume-value")).to_have_text("42")
     assert all("ERR_" in said or "404" in said for said in window.complaints), window.complaints
     window.complaints.clear()

@@ -188,7 +188,7 @@ export class FumeApp extends LitElement {
   async #listSessions(): Promise<void> {
     const answer = await this.client.get<{ sessions: Session[] }>("sessions");
     this.sessions = answer.sessions;
-    if (this.current && !this.sessions.some(({ session_id: id }) => id === this.current)) this.#choose(null);
+    if (this.current && !this.sessions.some(({ session_id: id }) => id === this.current)) this.#over(this.current);
   }
 
   async #startSession(requirements: string[] = []): Promise<string> {
@@ -237,6 +237,19 @@ export class FumeApp extends LitElement {
     if (this.current === id) this.#choose(null);
   }
 
+  /** It has ended by itself: what ran there stays in view, without a session, and the next run starts one. */
+  #over(id: string): void {
+    if (this.current === id) this.#keep(NONE, this.runs.get(id) ?? []);
+    this.#forget(id);
+  }
+
+  /** A session was started for what has none. */
+  #adopt(id: string): void {
+    this.#keep(id, this.runs.get(NONE) ?? []);
+    this.#keep(NONE, []);
+    this.#choose(id);
+  }
+
   // Runs
 
   get #shown(): Run[] {
@@ -263,12 +276,7 @@ export class FumeApp extends LitElement {
     this.#keep(this.current ?? NONE, [run, ...this.#shown]);
     run.addEventListener("change", () => void (run.running || this.requestUpdate()));
     try {
-      if (!this.current) {
-        const made = await this.#startSession();
-        this.#keep(made, this.runs.get(NONE) ?? []);
-        this.#keep(NONE, []);
-        this.#choose(made);
-      }
+      if (!this.current) this.#adopt(await this.#startSession());
       run.sessionId = this.current;
       if (run.abort.signal.aborted) throw new DOMException("Stopped", "AbortError");
       const asked = this.#timeout ? { code, timeout: Number(this.#timeout) } : { code };
@@ -285,11 +293,7 @@ export class FumeApp extends LitElement {
     if (run.abort.signal.aborted) run.fail({ title: "Stopped", advice: "The connection was closed, and the server ends what ran.", code: "stopped" });
     else run.fail(said(error));
     const over = error instanceof Refused && (error.problem.status === 410 || error.problem.status === 404 || error.problem.status === 421);
-    if (over && run.sessionId) {
-      // Kept in view, without a session: the next run starts one.
-      this.#keep(NONE, this.runs.get(run.sessionId) ?? []);
-      this.#forget(run.sessionId);
-    }
+    if (over && run.sessionId) this.#over(run.sessionId);
   }
 
   /** Whether there was something to stop. */
@@ -317,14 +321,14 @@ export class FumeApp extends LitElement {
       const { files } = await this.client.get<{ files: FileEntry[] }>(`sessions/${session}/files`);
       if (asked === this.#listed) this.files = files; // an answer may come after that to a later question
     } catch (error) {
-      if (error instanceof Refused && [404, 410].includes(error.problem.status)) this.#forget(session);
+      if (error instanceof Refused && [404, 410].includes(error.problem.status)) this.#over(session);
     }
   }
 
   async #upload(files: File[]): Promise<void> {
     this.tab = "files";
     try {
-      if (!this.current) this.#choose(await this.#startSession());
+      if (!this.current) this.#adopt(await this.#startSession());
       for (const file of files) {
         this.uploading = `Sending ${file.name}…`;
         await this.client.request("PUT", `sessions/${this.current}/files/content?path=${encodeURIComponent(`/workspace/${file.name}`)}`, { body: file });

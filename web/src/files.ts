@@ -4,7 +4,7 @@ import { LitElement, css, html, nothing } from "lit";
 import { FileEntry } from "./api.js";
 import { icon } from "./icons.js";
 import { base } from "./styles.js";
-import { bytes } from "./words.js";
+import { bytes, visible } from "./words.js";
 
 export class FumeFiles extends LitElement {
   static override properties = { files: { attribute: false }, busy: {}, hasSession: { type: Boolean } };
@@ -52,7 +52,7 @@ export class FumeFiles extends LitElement {
     return html`<h3>${heading}</h3>
       <ul aria-label=${heading}>
         ${files.map((file) => {
-          const short = file.path.replace(/^\/(workspace|tmp\/output)\//, "");
+          const short = visible(file.path.replace(/^\/(workspace|tmp\/output)\//, ""));
           return html`<li>
             <span class="name mono">${short}</span>
             <span class="size small muted">${bytes(file.size)}</span>

@@ -8,7 +8,7 @@ import { picture, pictureStyle } from "./receipt.js";
 import { Part, Run, leftOut } from "./run.js";
 import { base } from "./styles.js";
 import "./value.js";
-import { bytes, look, outcome, seconds } from "./words.js";
+import { bytes, look, outcome, plural, seconds, visible } from "./words.js";
 
 const PICTURES = /\.(png|jpe?g|gif|webp|svg)$/i;
 const MIMES: Record<string, string> = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml" };
@@ -154,7 +154,7 @@ export class FumeRun extends LitElement {
       ${pictures.map((file) => html`<div><h3>${name(file)}</h3><fume-value .bundle=${this.#picture(file)}></fume-value></div>`)}
       ${files.length
         ? html`<div><h3>Files</h3><div class="files">
-            ${files.map((file) => html`<button class="small" @click=${() => this.#ask("download", { run, file })} title=${file.path}>
+            ${files.map((file) => html`<button class="small" @click=${() => this.#ask("download", { run, file })} title=${visible(file.path)}>
               ${icon("down")}<span class="name">${name(file)}</span><span class="muted">${bytes(file.size)}</span></button>`)}
           </div></div>`
         : nothing}
@@ -180,6 +180,8 @@ export class FumeRun extends LitElement {
     if (meta.state === "lost") notes.push("The variables of this session are gone; its files are kept.");
     if (meta.truncated) notes.push("There was more output than is kept.");
     if (meta.results_truncated) notes.push("There were more values than are kept.");
+    if (Array.isArray(meta.files_left_out) && meta.files_left_out.length)
+      notes.push(`${plural(meta.files_left_out.length, "more file")} in /tmp/output: see Files.`);
     if (meta.timeout_clamped) notes.push(`The server allows ${seconds(Number(meta.timeout ?? 0))} at most.`);
     const missing = /^ModuleNotFoundError: No module named '([\w.]+)'/m.exec(this.run.result?.stderr ?? "")?.[1]?.split(".")[0];
     if (missing)
@@ -211,7 +213,7 @@ export class FumeRun extends LitElement {
 customElements.define("fume-run", FumeRun);
 
 function name(file: FileEntry): string {
-  return file.path.split("/").at(-1) ?? file.path;
+  return visible(file.path.split("/").at(-1) ?? file.path);
 }
 
 function decodeText(base64: string): string {

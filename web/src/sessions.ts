@@ -61,6 +61,11 @@ export class FumeSessions extends LitElement {
     this.renderRoot.querySelector<HTMLElement>("#menu")!.hidePopover();
   }
 
+  #toggled(event: ToggleEvent): void {
+    this.shown = event.newState === "open";
+    if (!this.shown && document.activeElement === document.body) this.renderRoot.querySelector<HTMLElement>(".opener")!.focus();
+  }
+
   #ask(name: string, detail: unknown): void {
     this.dispatchEvent(new CustomEvent(name, { detail, bubbles: true, composed: true }));
   }
@@ -76,7 +81,7 @@ export class FumeSessions extends LitElement {
       <button class="opener" popovertarget="menu" aria-expanded=${this.shown ? "true" : "false"} aria-label=${`Sessions: ${shortName(this.current)}`}>
         <span>${shortName(this.current)}</span>${icon("chevron")}
       </button>
-      <div id="menu" popover role="dialog" aria-label="Sessions" @toggle=${(event: ToggleEvent) => (this.shown = event.newState === "open")}>
+      <div id="menu" popover role="dialog" aria-label="Sessions" @toggle=${this.#toggled}>
         <h2>Sessions</h2>
         ${this.sessions.length
           ? html`<ul>${this.sessions.map((session) => this.#row(session))}</ul>`

@@ -111,3 +111,8 @@ export function when(value: string | number | null | undefined): string {
 export function plural(count: number, one: string, many = `${one}s`): string {
   return `${count} ${count === 1 ? one : many}`;
 }
+
+/** A file's name as it is: what would not be seen, or would turn the rest around, is spelled out. */
+export function visible(name: string): string {
+  return name.replace(/[\p{Cc}\p{Zl}\p{Zp}\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]/gu, (character) => `\\u{${character.codePointAt(0)!.toString(16)}}`);
+}
