@@ -118,6 +118,22 @@ def test_who_says_too_much_is_cut_off(server, alice, session):
         talk(socket)
 
 
+def test_a_token_that_is_removed_opens_and_hears_nothing_more(start):
+    rotating = start()
+    with rotating.client() as alice:
+        session = alice.post("/sessions", json={}).json()["session_id"]
+        kept = ticket(alice, session)
+        with listen(rotating, session, ticket(alice, session)) as socket:
+            (rotating.directory / "tokens.json").write_text('{"name": "alice", "token": "another-0123456789abcd"}\n')
+            time.sleep(2)  # it is looked at once a second
+            with pytest.raises(InvalidStatus) as refused:
+                listen(rotating, session, kept)
+            assert refused.value.response.status_code == 401
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(timeout=30)
+            assert closed.value.rcvd.code == 1008
+
+
 def test_a_refused_socket_is_no_error_in_the_log(start):
     quiet = start()
     upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: " + KEY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -87,20 +88,23 @@ class Hub:
         self._listeners.discard(listener)
 
 
-async def serve(websocket: WebSocket, hub: Hub, stopping: asyncio.Event) -> None:
-    """Until the session ends, the other end leaves or the server stops."""
+async def serve(
+    websocket: WebSocket, hub: Hub, stopping: asyncio.Event, removed: Callable[[], Awaitable[None]]
+) -> None:
+    """Until the session ends, the other end leaves, its token is removed or the server stops."""
     listener = hub.join()
     try:
         await websocket.accept()
         told = asyncio.ensure_future(_tell(websocket, listener))
         left = asyncio.ensure_future(_leaving(websocket))
         stopped = asyncio.ensure_future(stopping.wait())
-        tasks = (told, left, stopped)
+        barred = asyncio.ensure_future(removed())
+        tasks = (told, left, stopped, barred)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not left.done():
                 with suppress(WebSocketDisconnect, RuntimeError):
-                    await websocket.close(1001 if stopped.done() else 1000)
+                    await websocket.close(1001 if stopped.done() else 1008 if barred.done() else 1000)
         finally:
             for task in tasks:
                 task.cancel()

@@ -104,7 +104,8 @@ async def ticket(call: Call[None, None]) -> wire.TicketReply:
 
 
 async def listen(call: SocketCall) -> None:
-    await events.serve(call.websocket, found(call).hub, call.server.stopping)
+    removed = partial(call.server.tokens.removed, call.token)
+    await events.serve(call.websocket, found(call).hub, call.server.stopping, removed)
 
 
 ROUTES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
@@ -62,7 +63,13 @@ class Tokens:
 
     def current(self, token: Token) -> bool:
         """Whether it is still in force."""
-        return any(known.digest == token.digest for known in self._known)
+        self._reread()
+        return any((known.name, known.digest) == (token.name, token.digest) for known in self._known)
+
+    async def removed(self, token: Token) -> None:
+        """Returns when it is no longer in force."""
+        while self.current(token):
+            await asyncio.sleep(_REREAD_S)
 
     def _reread(self) -> None:
         now = time.monotonic()
