@@ -63,7 +63,8 @@ export class FumeSessions extends LitElement {
 
   #toggled(event: ToggleEvent): void {
     this.shown = event.newState === "open";
-    if (!this.shown && document.activeElement === document.body) this.renderRoot.querySelector<HTMLElement>(".opener")!.focus();
+    const lost = this.shadowRoot!.activeElement?.closest("#menu") || document.activeElement === document.body;
+    if (!this.shown && lost) this.renderRoot.querySelector<HTMLElement>(".opener")!.focus();
   }
 
   #ask(name: string, detail: unknown): void {
