@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -16,7 +17,9 @@ import httpx2
 import pytest
 from raw_http import Answer, answer, closed_within, connect, exchange, head
 
+from fumehood.server.options import ServerOptions
 from fumehood.server.routes import deeper
+from fumehood.server.run import open_files
 from running import TOKENS, Running
 from support import wait_until
 
@@ -318,6 +321,27 @@ def test_answers_that_nobody_reads_have_a_bound(start: Callable[..., Running]) -
 
 def _run(server: Running, code: str) -> Any:
     return _post(server, json.dumps({"code": code}).encode(), JSON).json()
+
+
+def test_idle_connections_leave_files_for_programs(start: Callable[..., Running]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        usual = start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with usual.client() as client, contextlib.ExitStack() as idle:
+        for _ in range(300):
+            idle.enter_context(connect(usual.url)).sendall(b"GET / HTTP/1.1\r\n")
+        assert client.post("/sessions", json={}).status_code == 201
+
+
+def test_there_are_as_many_connections_as_files_allow() -> None:
+    options = ServerOptions(max_connections=2048, max_sessions=64, max_running=4)
+    assert open_files(options, resource.RLIM_INFINITY) == (3456, 2048)
+    assert open_files(options, 4096) == (3456, 2048)
+    assert open_files(options, 3000) == (3000, 1592)
+    assert open_files(options, 1024) == (1024, 512)
 
 
 def test_connections_are_counted(strict: Running) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -42,7 +43,23 @@ def serve(
 ) -> int:
     """Serve until a signal that stops it, or until the file `ends_with` ends; the exit code."""
     log_as_lines()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files, connections = open_files(options, hard)
+    if files > soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if connections < options.max_connections:
+        log.write("fewer_connections", level="warning", max_connections=connections, open_files=hard)
+    options = options._replace(max_connections=connections)
     return asyncio.run(_serve(options, settings, sockets, ready, ends_with))
+
+
+def open_files(options: ServerOptions, hard: int) -> tuple[int, int]:
+    """How many it may need, and the connections that leave enough of them for programs and sessions."""
+    others = 256 + 16 * options.max_sessions + 32 * options.max_running
+    wanted = others + options.max_connections
+    if hard == resource.RLIM_INFINITY or wanted <= hard:
+        return wanted, options.max_connections
+    return hard, min(options.max_connections, max(hard - others, hard // 2))
 
 
 async def _serve(
