@@ -45,7 +45,11 @@ _TABLE: dict[str, tuple[type[FumehoodError], str]] = {  # the server's code: our
     "session_busy": (SessionBusy, "{said}"),
     "budget_exceeded": (BudgetExceeded, "the server's own budget: {said}"),
     "session_ended": (SandboxLost, "the server at {where} has ended it: idle for too long, or closed there"),
-    "not_found": (SandboxLost, "the server at {where} does not know it: it was started anew, or is another one"),
+    "not_found": (
+        SandboxLost,
+        "the server at {where} does not know it: it was started anew, or is another one, or SANDBOX_REMOTE_URL has a"
+        " path that it has not",
+    ),
     "misdirected": (
         SandboxLost,
         "another instance answers at {where} now: it was started anew, or one session's requests reach several",
