@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from fumehood.errors import PackageError
+from fumehood.server.problems import from_error
+
 DEEP = "[" * 100 + "]" * 100
 
 BAD = [
@@ -166,6 +169,32 @@ def test_names_and_code_put_nothing_into_the_log(server, alice):
     assert "\x1b" not in server.log()
     assert "Bearer" not in server.log()
     assert not any(token in server.log() for token in ("alice-token", "bob-token"))
+
+
+def test_no_error_of_an_installation_tells_a_path_of_the_machine(start, tmp_path):
+    wheels = tmp_path / "wheels"
+    offline = start(env={"SANDBOX_WHEELHOUSE": str(wheels), "SANDBOX_PACKAGES_DIR": str(tmp_path / "packages")})
+    with offline.client() as alice:
+        for _ in ("there is none", "it is empty"):
+            reply = alice.post("/execute", json={"code": "1", "requirements": ["nosuch>=1"]})
+            assert (reply.status_code, reply.json()["code"]) == (422, "package_unavailable")
+            assert "the wheelhouse … " in reply.text or "the wheelhouse …:" in reply.text
+            assert str(tmp_path) not in reply.text
+            wheels.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("x is not in the wheelhouse /srv/wheels: check", "x is not in the wheelhouse …: check"),
+        ("run `/usr/bin/python3 -m ensurepip`, or install uv", "run `… -m ensurepip`, or install uv"),
+        ("Looking in indexes: https://me:secret@index.example/simple", "Looking in indexes: …"),
+        ("for too long (/var/cache/x.lock)", "for too long (…)"),
+        ("and/or a name such as 'polars[xlsx]>=1.0'", "and/or a name such as 'polars[xlsx]>=1.0'"),
+    ],
+)
+def test_what_an_installer_says_is_told_without_its_places(said, told):
+    assert from_error(PackageError(said)).detail == told
 
 
 def test_no_error_tells_a_path_of_the_machine(server, alice, session):

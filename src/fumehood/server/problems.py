@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,7 +88,6 @@ TABLE: tuple[tuple[type[Exception], str, str | None], ...] = (
     (errors.SessionBusy, "session_busy", None),
     (errors.SessionEnded, "session_ended", None),
     (errors.BudgetExceeded, "budget_exceeded", None),
-    (errors.PackageError, "package_unavailable", None),
     (
         errors.IsolationUnavailable,
         "isolation_unavailable",
@@ -97,6 +97,8 @@ TABLE: tuple[tuple[type[Exception], str, str | None], ...] = (
     (errors.BackendError, "unavailable", "the server's backend cannot be used now: try again, or see its log"),
     (errors.FumehoodError, "internal", "the server failed: see its log for this request_id"),
 )
+# What an installer says may name directories and addresses of the server.
+_PLACE = re.compile(r"(?:[A-Za-z+]+://|(?<![\w.])~?/)[^\s'\"`,;()]*[^\s'\"`,;():.]")
 FILE_KINDS = {"missing": "not_found", "too_large": "too_large", "full": "too_large"}  # others: validation
 
 
@@ -106,6 +108,8 @@ def from_error(error: Exception) -> Problem:
         return error
     if isinstance(error, errors.FileError):
         return Problem(FILE_KINDS.get(error.kind, "validation"), str(error), more={"kind": error.kind})
+    if isinstance(error, errors.PackageError):
+        return Problem("package_unavailable", _PLACE.sub("…", str(error)))
     for kind, code, text in TABLE:
         if isinstance(error, kind):
             return Problem(code, text or str(error))
