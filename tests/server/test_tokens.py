@@ -13,6 +13,7 @@ from fumehood.server import tokens
 from fumehood.server.tokens import Tickets, Token, Tokens
 
 ALICE = Token("alice", b"a" * 32)
+BOB = Token("bob", b"b" * 32)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,9 @@ def test_a_ticket_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tickets_that_nobody_redeems_do_not_pile_up() -> None:
     tickets = Tickets("here")
-    first = tickets.make(ALICE, "/a")
+    first, another = tickets.make(ALICE, "/a"), tickets.make(BOB, "/a")
     for _ in range(tokens.MAX_TICKETS):
         last = tickets.make(ALICE, "/a")
     assert tickets.redeem(first, "/a") is None
+    assert tickets.redeem(another, "/a") == BOB
     assert tickets.redeem(last, "/a") == ALICE

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from . import log
 
 TICKET_S = 30.0
-MAX_TICKETS = 1000
+MAX_TICKETS = 1000  # of each token: nobody uses up another's
 _REREAD_S = 1.0
 _MIN_CHARACTERS = 16
 _QUOTAS = ("max_concurrent", "max_sessions", "per_minute")
@@ -98,8 +98,9 @@ class Tickets:
     def make(self, token: Token, path: str) -> str:
         now = time.monotonic()
         self._made = {key: entry for key, entry in self._made.items() if entry[0] > now}
-        while len(self._made) >= MAX_TICKETS:
-            self._made.pop(next(iter(self._made)))
+        own = [key for key, (_, owner, _) in self._made.items() if owner.name == token.name]
+        if len(own) >= MAX_TICKETS:
+            self._made.pop(own[0])
         ticket = f"{self._instance}.{secrets.token_urlsafe(32)}"  # says whose it is, where there are several
         self._made[digest(ticket)] = now + TICKET_S, token, path
         return ticket
