@@ -136,8 +136,8 @@ def _read(path: str) -> tuple[Token, ...]:
 
 def _entries(text: str, path: str) -> list[Any]:
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if len(lines) == 1 and not lines[0].lstrip().startswith(("{", "[", "-")) and ": " not in lines[0]:
-        return [{"name": "default", "token": lines[0].strip()}]
+    if len(lines) == 1 and len(lines[0].split()) == 1 and not lines[0].lstrip().startswith(("{", "[")):
+        return [{"name": "default", "token": lines[0].strip()}]  # which may begin like an entry of YAML
     try:
         if lines and all(line.lstrip().startswith("{") for line in lines):
             return [yaml.safe_load(line) for line in lines]
