@@ -36,7 +36,9 @@ def test_a_token_file_may_be_written_in_several_ways(text: str, tmp_path: Path) 
     assert Tokens(file=str(tmp_path / "file")).find("a-token-alone-012345678") is None
 
 
-@pytest.mark.parametrize("token", ["-" * 20, "-starts-like-yaml-0123", "ends-like-a-key-0123456:", "?0123456789abcdef0123"])
+@pytest.mark.parametrize(
+    "token", ["-" * 20, "-starts-like-yaml-0123", "ends-like-a-key-0123456:", "?0123456789abcdef0123"]
+)
 def test_any_token_may_stand_alone_in_its_file(token: str, tmp_path: Path) -> None:
     """Of those we make, one in 64 begins with a dash."""
     (tmp_path / "file").write_text(f"{token}\n")
