@@ -6,6 +6,7 @@ what its control arm needs. What cannot be told from inside is checked from the 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import glob
@@ -32,6 +33,7 @@ import pytest
 
 from fumehood import get_sandbox
 from fumehood.errors import IsolationUnavailable
+from fumehood.handed import Handed
 
 from . import arms
 from .arms import syscall
@@ -826,7 +828,17 @@ def floods_pipes() -> None:
     time.sleep(30)
 
 
+@pytest.fixture
+def usual_open_files() -> Iterator[None]:
+    """As many as a shell gives: no more than a program may have."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.parametrize("work", [floods_pending_signals, floods_descriptors_in_flight, floods_inotify, floods_pipes])
+@pytest.mark.usefixtures("usual_open_files")
 def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) -> None:
     with get_sandbox(isolation="sealed", require="sealed", store_code="never") as sandbox:
         greedy: list[Any] = []
@@ -837,6 +849,10 @@ def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) 
             for _ in range(5):
                 result = sandbox.execute("import subprocess; print(subprocess.run(['true']).returncode)", timeout=5)
                 assert (result.stdout, result.meta["reason"]) == ("0\n", "ok"), result
+                handed = Handed()
+                shown = sandbox.stream("open('/tmp/output/left', 'w').write('x')", handed=handed)
+                assert asyncio.run(shown.whole()).meta["reason"] == "ok"
+                assert [file.data for file in handed.files] == [b"x"]
             with get_sandbox(isolation="sealed", require="sealed", store_code="never", memory_mb=512) as another:
                 assert_alive(another)
             read, write = os.pipe()  # and the host's own user is served as before

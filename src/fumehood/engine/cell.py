@@ -20,6 +20,7 @@ from ..types import Display, Exited, Output, Reason, Receipt
 from . import frames, usage
 from .cgroups import Group
 from .flags import KILL_TREE
+from .passing import pass_on
 
 if TYPE_CHECKING:
     from .files import Files
@@ -84,7 +85,7 @@ class Cell:
     # --- birth, by the zygote's owner
 
     def hand_over_ends(self, zygote: socket.socket, order: bytes, doors: list[int]) -> None:
-        socket.send_fds(zygote, [order], [*self._theirs, *doors])
+        pass_on(zygote, order, [*self._theirs, *doors])
         _close_all(self._theirs)
 
     def born(self, pidfd: int) -> None:

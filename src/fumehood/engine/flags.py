@@ -12,6 +12,8 @@ NEWPID = 0x20000000
 NEWNET = 0x40000000
 CELL_NAMESPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS
 
+CONTROL = 3  # the descriptor by which a zygote and its cells talk to the host
+
 KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel
 INTERRUPT = 43  # signals to the supervisor of a cell that serves many runs, from the host
 TELL_USAGE = 44  # ends a run: after any interrupt that was meant for it, since the lower number is taken first

@@ -6,11 +6,12 @@ Runs in the zygote and in cells, never in the host process.
 from __future__ import annotations
 
 import _socket as socket  # see zygote
+import array
 import os
 
 from ..guest import rlimits
 from . import _syscalls as sys_calls
-from . import landlock
+from . import frames, landlock
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
@@ -150,6 +151,17 @@ class Jail:
     def step_hostname(self, name: str) -> None:
         socket.sethostname(name)
 
+    def step_show(self, directory: str, control: int) -> None:
+        """To the host, before there is a program that could hold the descriptor or the way it goes; and before the
+        limits: see `allow_all_open_files`."""
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, control)
+        try:
+            send_with(host, frames.FILES, fd)
+        finally:
+            host.detach()
+            os.close(fd)
+
     # --- what the program may use
 
     def step_limits(self, limits: Sequence[tuple[str, int]]) -> None:
@@ -202,3 +214,7 @@ def _write(path: str, text: str, *, create: bool = False) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
+
+
+def send_with(control: socket.socket, frame: bytes, *fds: int) -> None:
+    control.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])

@@ -7,15 +7,15 @@ zygote, with an empty environment and the host's socket as descriptor 3, and end
 from __future__ import annotations
 
 import _socket as socket  # see zygote
-import array
 import marshal
 import os
 import sys
 
+from ..guest import rlimits
 from . import _syscalls as sys_calls
 from . import frames
 from .flags import NEWNS, NEWUSER
-from .jail import Jail, StepFailed
+from .jail import Jail, StepFailed, send_with
 
 TYPE_CHECKING = False  # importing typing would double the start
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _DATA = _READ_ONLY | sys_calls.MOUNT_ATTR_NOEXEC
 
 
 def main() -> NoReturn:
+    rlimits.allow_all_open_files()
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _CONTROL)
     order: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER))
     try:
@@ -39,7 +40,7 @@ def main() -> NoReturn:
     except OSError as error:
         control.send(frames.failed("lend", error.errno or 0, f"{error.strerror}: {error.filename}"))
     else:
-        control.sendmsg([frames.MADE], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", trees))])
+        send_with(control, frames.MADE, *trees)
     sys.stderr.flush()
     os._exit(0)
 

@@ -6,7 +6,7 @@ import os.path
 from typing import Any, NamedTuple
 
 from ..types import Level, Limits
-from .flags import CELL_NAMESPACES, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
+from .flags import CELL_NAMESPACES, CONTROL, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
 from .layout import Layout
 
 Step = tuple[Any, ...]
@@ -180,6 +180,8 @@ def plan_sealed_cell(
     steps.append(("no_proc",) if without.proc else ("proc",))
     if not network:
         steps.append(("loopback",))
+    if shows:
+        steps.append(("show", TMP, CONTROL))
     steps += [
         ("limits", _rlimits(limits, caller, others=None if counted else 0)),
         ("drop_capabilities",),

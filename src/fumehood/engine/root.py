@@ -174,7 +174,7 @@ class Root:
         known = self._orders.get((limits, waits, shows))
         if known is None:
             cell = self._sealed_cell(limits, shows=shows)
-            known = self._order(cell, limits, waits=waits, shows=plan.TMP if shows else None)
+            known = self._order(cell, limits, waits=waits)
             self._orders[limits, waits, shows] = known
         return known
 
@@ -235,7 +235,6 @@ class Root:
         directory: str | None = None,
         *,
         waits: bool = False,
-        shows: str | None = None,
         volume: int | None = None,
     ) -> bytes:
         return marshal.dumps(
@@ -247,7 +246,6 @@ class Root:
                 "program_steps": cell.program_steps,
                 "directory": directory,
                 "waits": waits,
-                "shows": shows,
                 "workspace": cell.workspace,
                 "program": cell.program,
                 "sealed": self.level == "sealed",

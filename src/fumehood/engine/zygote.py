@@ -19,11 +19,11 @@ import select
 import site
 import sys
 
-from ..guest import runner, worker
+from ..guest import rlimits, runner, worker
 from . import _syscalls as sys_calls
 from . import frames
-from .flags import FS, NEWNET, NEWNS
-from .jail import Jail, StepFailed, program_may_be_seen
+from .flags import CONTROL, FS, NEWNET, NEWNS
+from .jail import Jail, StepFailed, program_may_be_seen, send_with
 from .supervisor import WATCHED, Supervisor
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 BLOCKED = WATCHED | {signal.SIGINT}
-_CONTROL, _HOST = 3, 4
+_CONTROL, _HOST = CONTROL, 4
 _INSIDE = "inside"
 _MAX_ORDER = 1 << 18
 _MAX_FDS = 8  # a program's three streams, its cell's socket to the host, the doors of its control group
@@ -40,6 +40,7 @@ _NO_BIRTH_INTO_GROUP = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, e
 
 def main() -> NoReturn:
     inside = _INSIDE in sys.argv
+    rlimits.allow_all_open_files()
     os.closerange((_HOST if inside else _CONTROL) + 1, 1 << 16)
     if not inside:
         os.dup2(os.pidfd_open(os.getppid()), _HOST)
@@ -226,7 +227,7 @@ class _Volumes:
             answer = frames.failed("volume", error.errno or 0, str(error))
         else:
             self._kept[order["make_volume"]] = _own_mounts()
-            _send_with(control, frames.answer(number, frames.MADE), root)
+            send_with(control, frames.answer(number, frames.MADE), root)
             os.close(root)
             answer = b""
         if self._home >= 0:
@@ -260,10 +261,6 @@ def _own_mounts() -> int:
     return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _send_with(control: socket.socket, frame: bytes, fd: int) -> None:
-    control.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
-
-
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     data, ancillary, _, _ = control.recvmsg(_MAX_ORDER, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
@@ -294,7 +291,7 @@ def _make_cell(control: socket.socket, number: int, order: dict[str, Any], fds: 
         control.send(frames.answer(number, frames.failed("clone", error.errno or 0, str(error))))
         return
     if pid:
-        _send_with(control, frames.answer(number, frames.BORN), pidfd)
+        send_with(control, frames.answer(number, frames.BORN), pidfd)
         os.close(pidfd)
         return
     status = 1
@@ -327,8 +324,6 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
         os.closerange(_CONTROL + 1, 1 << 16)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         Jail().apply(order["cell_steps"])
-        if order["shows"] is not None:
-            _show(order["shows"])
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         return 1
@@ -344,15 +339,6 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
         supervisor.rehearse()
     supervisor.run()
     return 0
-
-
-def _show(directory: str) -> None:
-    """Before the program is forked, so that it holds neither the descriptor nor the way it goes."""
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _CONTROL)
-    _send_with(control, frames.FILES, fd)
-    control.detach()
-    os.close(fd)
 
 
 def _enter_groups(order: dict[str, Any], doors: list[int]) -> None:

@@ -19,6 +19,7 @@ from . import frames
 from .cell import Cell
 from .cgroups import Group, Groups
 from .launch import launch
+from .passing import pass_on
 
 _START_S = 20.0
 _BORN_S = 10.0
@@ -205,7 +206,7 @@ class Zygote:
         try:
             with self._lock:
                 self._orders += 1
-                socket.send_fds(self._socket, [frames.order(self._orders, marshal.dumps(order))], fds)
+                pass_on(self._socket, frames.order(self._orders, marshal.dumps(order)), fds)
                 return self._wait_answer(self._orders)
         except OSError as error:
             said = exhausted(error)
