@@ -127,9 +127,10 @@ def _options(args: argparse.Namespace) -> tuple[ServerOptions, str | None]:
 
 def _check(options: ServerOptions, settings: Settings) -> None:
     """A backend that is unknown or not set up is told now, not to the first client; exposed only if sealed."""
-    with open_sandbox(settings) as sandbox:
-        if options.loopback or options.allow_weak:
-            return
+    sandbox = open_sandbox(settings)  # which starts nothing yet
+    if options.loopback or options.allow_weak:
+        return
+    with sandbox:
         receipt = sandbox.check()
     if receipt.level != "sealed":
         fix = next((axis.fix for axis in receipt.axes.values() if axis.fix), "see `fumehood doctor`")
