@@ -325,13 +325,13 @@ def _run(server: Running, code: str) -> Any:
 
 def test_idle_connections_leave_files_for_programs(start: Callable[..., Running]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
     try:
-        usual = start()
+        usual = start("--client-timeout", "120")  # so that they stay
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with usual.client() as client, contextlib.ExitStack() as idle:
-        for _ in range(300):
+        for _ in range(500):
             idle.enter_context(connect(usual.url)).sendall(b"GET / HTTP/1.1\r\n")
         assert client.post("/sessions", json={}).status_code == 201
 
