@@ -47,8 +47,7 @@ _TABLE: dict[str, tuple[type[FumehoodError], str]] = {  # the server's code: our
     "session_ended": (SandboxLost, "the server at {where} has ended it: idle for too long, or closed there"),
     "not_found": (
         SandboxLost,
-        "the server at {where} does not know it: it was started anew, or is another one, or SANDBOX_REMOTE_URL has a"
-        " path that it has not",
+        "the server at {where} does not know it: it was started anew, is another one, or does not know this URL's path",
     ),
     "misdirected": (
         SandboxLost,
