@@ -490,8 +490,12 @@ def test_all_of_it_works_without_a_mouse(page: Page) -> None:
     page.keyboard.press("o")
     expect(page.get_by_role("tab", name="Output")).to_be_focused()
     assert {"Receipt", "stdout", "Put its code in the editor"} <= set(walk(page))
-    page.evaluate("document.querySelector('fume-app').shadowRoot.activeElement?.blur()")
-    assert {"Sessions", "Isolation", "Theme", "Keys and help", "Run", "Time limit", "Python code"} <= set(walk(page))
+    wanted, reached = {"Sessions", "Isolation", "Theme", "Keys and help", "Run", "Time limit", "Python code"}, set()
+    for _ in range(3):  # Tab goes round; what is drawn anew meanwhile ends a walk early
+        reached |= set(walk(page))
+        if wanted <= reached:
+            break
+    assert wanted <= reached
     page.keyboard.press("Escape")
     page.keyboard.press("e")
     expect(editor(page)).to_be_focused()
