@@ -18,10 +18,26 @@ START_S = 60.0
 REPLY_S = 60.0
 
 
+def python(is_measured: bool) -> list[str]:
+    """An interpreter; one whose lines count for the coverage of a run that measures it."""
+    data = os.environ.get("FUMEHOOD_COVERAGE")
+    if not data or not is_measured:
+        return [sys.executable]
+    settings = Path(__file__).parents[1] / "pyproject.toml"
+    return [sys.executable, "-m", "coverage", "run", "--parallel-mode", f"--data-file={data}", f"--rcfile={settings}"]
+
+
 class Running:
     """One server process."""
 
-    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None, tokens: Any = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        tokens: Any = None,
+        is_measured: bool = False,
+    ) -> None:
         self.directory = directory
         file = directory / "tokens.json"
         entries = tokens if tokens is not None else [{"name": n, "token": t} for n, t in TOKENS.items()]
@@ -29,7 +45,7 @@ class Running:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SANDBOX_", "FUMEHOOD_"))}
         self._log = (directory / "log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fumehood", "serve", "--port", "0", "--token-file", str(file), *flags],
+            [*python(is_measured), "-m", "fumehood", "serve", "--port", "0", "--token-file", str(file), *flags],
             cwd=directory,
             env={**kept, "SANDBOX_ARTIFACTS_DIR": str(directory / "artifacts"), **(env or {})},
             stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from running import Running
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The usual one; alice and bob may use it, and every execution is stored."""
-    running = Running(tmp_path_factory.mktemp("server"), env={"SANDBOX_STORE_CODE": "always"})
+    running = Running(tmp_path_factory.mktemp("server"), env={"SANDBOX_STORE_CODE": "always"}, is_measured=True)
     yield running
     assert running.stop() == 0
 
