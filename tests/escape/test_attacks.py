@@ -805,6 +805,15 @@ def floods_descriptors_in_flight() -> None:
     time.sleep(30)
 
 
+def passes_a_descriptor() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        one.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))])
+        print("passed", other.recv(1))
+    except OSError as problem:
+        print(problem.errno)
+
+
 def floods_inotify() -> None:
     made = 0
     while made < 5000 and isinstance(syscall(294, 26, 0), int):
@@ -855,6 +864,8 @@ def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) 
                 assert [file.data for file in handed.files] == [b"x"]
             with get_sandbox(isolation="sealed", require="sealed", store_code="never", memory_mb=512) as another:
                 assert_alive(another)
+                if work is floods_descriptors_in_flight:  # which does hold up whoever has no more than a program
+                    assert run(another, passes_a_descriptor, timeout=5).stdout == f"{errno.ETOOMANYREFS}\n"
             read, write = os.pipe()  # and the host's own user is served as before
             os.close(read)
             os.close(write)
