@@ -101,7 +101,7 @@ async def _one_shot(
 
 
 async def _in_session(
-    call: Call[wire.ExecuteRequest, None], live: Live, files: Mapping[str, bytes], emit: Emit
+    call: Call[wire.ExecuteRequest, None], live: Live, files: Mapping[str, bytes], emit: Emit | None
 ) -> wire.Result:
     ask = call.body
     program = ask.command if ask.command is not None else ask.code
