@@ -35,6 +35,8 @@ from typing import Any
 MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
 IPC_CREAT, IPC_RMID, SHM_SIZE = 0o1000, 0, 4096
 KEY_SPEC_SESSION_KEYRING = -3
+HANG_S = 280.0  # as in support, which this file cannot import where it is a program
+_ATTACK_S = 240.0  # less: an arm whose attack hangs still says what it printed
 
 
 # ---- what both arms share
@@ -48,6 +50,30 @@ def syscall(x86_64: int, aarch64: int, *args: Any) -> int | str:
     longs = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in (number, *args)]
     result = int(libc.syscall(*longs))
     return result if result >= 0 else errno.errorcode.get(ctypes.get_errno(), "?")
+
+
+def wait_for_pid_1() -> None:
+    """Until it has dealt with all that it was sent: the real-time signals are taken, and then an orphan is reaped."""
+
+    def pending() -> int:
+        with open("/proc/1/status") as status:
+            words = dict(line.split(":", 1) for line in status if ":" in line)
+        return int(words["ShdPnd"], 16) >> 33
+
+    while pending():
+        time.sleep(0.01)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:
+            os.write(write, str(os.getpid()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    orphan = int(os.read(read, 16))
+    while os.path.exists(f"/proc/{orphan}"):
+        time.sleep(0.01)
+    os.close(read)
+    os.close(write)
 
 
 def attempt(attack: str, nonce: str) -> None:
@@ -114,7 +140,7 @@ def read_outcome(output: str, nonce: str) -> Outcome:
     return Outcome(ran, True, output=output, **reports[-1])
 
 
-def in_the_sandbox(sandbox: Any, attack: str, timeout: float = 20, **settings: Any) -> tuple[Outcome, Any]:
+def in_the_sandbox(sandbox: Any, attack: str, timeout: float = HANG_S, **settings: Any) -> tuple[Outcome, Any]:
     nonce = secrets.token_hex(8)
     result = sandbox.execute(program(attack, nonce), timeout=timeout, **settings)
     return read_outcome(result.stdout, nonce), result
@@ -123,9 +149,7 @@ def in_the_sandbox(sandbox: Any, attack: str, timeout: float = 20, **settings: A
 # ---- the control arm, seen from outside
 
 
-def in_a_throwaway_namespace(
-    attack: str, values: Mapping[str, Any], *, as_real_root: bool = False, timeout: float = 20
-) -> Outcome:
+def in_a_throwaway_namespace(attack: str, values: Mapping[str, Any], *, as_real_root: bool = False) -> Outcome:
     """The attack without the sandbox. `as_real_root` only where a mapped root is not enough, and we are root."""
     flags = ["-m", "-p", "-f", "-i", "-n", "-u", "--mount-proc", "--kill-child"]
     if not (as_real_root and os.geteuid() == 0):
@@ -135,10 +159,10 @@ def in_a_throwaway_namespace(
         ["unshare", *flags, sys.executable, "-I", __file__],
         input=job(attack, nonce, values),
         env=careless_environment(values),
-        text=True,
+        encoding="utf-8",
         errors="replace",
         capture_output=True,
-        timeout=timeout,
+        timeout=HANG_S,
         cwd="/",
     )
     outcome = read_outcome(done.stdout, nonce)
@@ -234,7 +258,7 @@ def forget_key(serial: int | str) -> None:
 def show_canary(canary: str) -> subprocess.Popen[bytes]:
     """A process that carries the canary on its command line and in its environment."""
     sleep = shutil.which("sleep", path="/usr/bin:/bin")
-    return subprocess.Popen([canary, "600"], executable=sleep, env={"CANARY": canary}, stdin=subprocess.DEVNULL)
+    return subprocess.Popen([canary, "86400"], executable=sleep, env={"CANARY": canary}, stdin=subprocess.DEVNULL)
 
 
 # ---- inside the control arm: PID 1
@@ -299,22 +323,30 @@ def run_attack(attack: str, nonce: str, new_session: bool) -> None:
         exec(compile(program(attack, nonce), "<attack>", "exec"), {"__name__": "__main__"})
         os._exit(0)
     os.close(inner)
+    output = _read_until_it_ends(child, outer)
+    sys.stdout.write(output.decode(errors="replace").replace("\r\n", "\n"))
+    sys.stdout.flush()
+
+
+def _read_until_it_ends(child: int, terminal: int) -> bytes:
+    """What it left running may hold the terminal open; then the end of the attack itself counts."""
     output = bytearray()
-    deadline = time.monotonic() + 10
+    has_ended = False
+    deadline = time.monotonic() + _ATTACK_S
     while time.monotonic() < deadline:
-        if not select.select([outer], [], [], 0.2)[0]:
-            if os.waitpid(child, os.WNOHANG)[0]:
+        if not select.select([terminal], [], [], 0 if has_ended else 0.05)[0]:
+            if has_ended:
                 break
+            has_ended = os.waitpid(child, os.WNOHANG)[0] == child  # what it wrote last may have come meanwhile
             continue
         try:
-            chunk = os.read(outer, 65536)
+            chunk = os.read(terminal, 65536)
         except OSError:  # EIO: nobody holds the other side any more
             break
         if not chunk:
             break
         output += chunk
-    sys.stdout.write(output.decode(errors="replace").replace("\r\n", "\n"))
-    sys.stdout.flush()
+    return bytes(output)
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,19 @@ import pytest
 from fumehood import get_sandbox
 from fumehood.errors import IsolationUnavailable
 from fumehood.handed import Handed
+from fumehood.sync_session import SyncStream
+from fumehood.types import Output
+from support import HANG_S, wait_until
 
 from . import arms
-from .arms import syscall
+from .arms import syscall, wait_for_pid_1
 
 PRELUDE = (
     "from __future__ import annotations\n"
     "import ctypes, errno, glob, mmap, os, resource, signal, socket, struct, subprocess, sys, time\n"
-    "from pathlib import Path\nfrom typing import Any\n" + inspect.getsource(syscall)
+    "from pathlib import Path\nfrom typing import Any\n"
+    + inspect.getsource(syscall)
+    + inspect.getsource(wait_for_pid_1)
 )
 
 
@@ -138,7 +143,7 @@ def traces_pid_1_or_a_child() -> Any:
     seize = 0x4206
     child = os.fork()
     if child == 0:
-        time.sleep(2)
+        time.sleep(3600)
         os._exit(0)
     won = [pid for pid in (1, child) if syscall(101, 117, seize, pid, 0, 0) == 0]
     os.kill(child, signal.SIGKILL)
@@ -427,7 +432,7 @@ def adds_a_network_interface() -> Any:
     body = struct.pack("BxHiII", 0, 0, 0, 0, 0) + info
     header = struct.pack("IHHII", 16 + len(body), 16, 0x0001 | 0x0004 | 0x0400 | 0x0200, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        netlink.settimeout(2)
+        netlink.settimeout(240)
         netlink.sendto(header + body, (0, 0))
         return struct.unpack_from("i", netlink.recv(4096), 16)[0] == 0
 
@@ -504,7 +509,9 @@ def schedules_itself_before_everyone() -> Any:
 def starves_pid_1_by_scheduling() -> Any:
     """What is idle, last in line or bound to one busy CPU does not get to end anybody."""
     idle, best_effort_last, own = 5, (2 << 13) | 7, os.getpid()
-    one_cpu = struct.pack("Q", 1)
+    cpu = min(os.sched_getaffinity(0))
+    one_cpu = (1 << cpu).to_bytes((cpu // 64 + 1) * 8, "little")
+    nicer = min(os.getpriority(os.PRIO_PROCESS, 0) + 1, 19)  # whoever started us may have been nice already
     calls = {
         "setpriority": (141, 140, 0, 1, 19),
         "setpriority of a user": (141, 140, 2, 0, 19),
@@ -514,9 +521,16 @@ def starves_pid_1_by_scheduling() -> Any:
         "sched_setaffinity": (203, 122, 1, len(one_cpu), one_cpu),
         "ioprio_set": (251, 30, 1, 1, best_effort_last),
     }
-    if isinstance(syscall(203, 122, 0, len(one_cpu), one_cpu), str):
+    child = os.fork()
+    if child == 0:  # what it does to itself is not for those who come after
+        held = isinstance(syscall(203, 122, 0, len(one_cpu), one_cpu), str) + 2 * isinstance(
+            syscall(141, 140, 0, 0, nicer), str
+        )
+        os._exit(held)
+    held = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if held & 1:
         raise RuntimeError("numeric libraries bind their own threads")
-    if isinstance(syscall(141, 140, 0, 0, 1), str):
+    if held & 2:
         raise RuntimeError("os.nice is for everyone")
     return own != 1 and [name for name, call in calls.items() if syscall(*call) == 0]
 
@@ -554,14 +568,18 @@ def test_the_attack_wins_without_the_sandbox(name: str) -> None:
 # ---- what only the host can tell
 
 
-def run(sandbox: Any, work: Callable[..., Any], *args: Any, timeout: float = 20, **inputs: Any) -> Any:
-    """Runs a function of this file inside, with literal arguments."""
+def text_of(work: Callable[..., Any], *args: Any) -> str:
+    """A function of this file and its call, with literal arguments."""
     call = f"{work.__name__}({', '.join(map(repr, args))})"
-    return sandbox.execute(f"{PRELUDE}\n{inspect.getsource(work)}\n{call}\n", timeout=timeout, **inputs)
+    return f"{PRELUDE}\n{inspect.getsource(work)}\n{call}\n"
+
+
+def run(sandbox: Any, work: Callable[..., Any], *args: Any, timeout: float = HANG_S) -> Any:
+    return sandbox.execute(text_of(work, *args), timeout=timeout)
 
 
 def assert_alive(sandbox: Any) -> None:
-    result = sandbox.execute("print('alive')", timeout=20)
+    result = sandbox.execute("print('alive')", timeout=HANG_S)
     assert (result.stdout, result.exit_code, result.meta["reason"]) == ("alive\n", 0, "ok"), result
 
 
@@ -573,7 +591,7 @@ def signals_everything_at_pid_1() -> None:
             finally:
                 os._exit(0)
         os.wait()
-    time.sleep(0.3)
+    wait_for_pid_1()
     print("still here")
     sys.exit(7)
 
@@ -582,12 +600,14 @@ def forges_the_sender_of_a_signal() -> None:
     program = os.getpid()
     refused = 0
     for number in range(1, 65):
-        for code in (0, -1, -2, -3, -6, 0x80):
-            if os.fork() == 0:
-                claim = struct.pack("iiiiII", number, 0, code, 0, program, os.getuid()).ljust(128, b"\0")
-                os._exit(0 if syscall(129, 138, 1, number, claim) == 0 else 1)
-            refused += os.wait()[1] != 0
-    time.sleep(0.3)
+        if os.fork() == 0:
+            claims = [
+                struct.pack("iiiiII", number, 0, code, 0, program, os.getuid()).ljust(128, b"\0")
+                for code in (0, -1, -2, -3, -6, 0x80)
+            ]
+            os._exit(sum(syscall(129, 138, 1, number, claim) != 0 for claim in claims))
+        refused += os.waitstatus_to_exitcode(os.wait()[1])
+    wait_for_pid_1()
     print("still here", refused)
     sys.exit(7)
 
@@ -613,11 +633,9 @@ def starves_pid_1() -> None:
 
 
 def test_a_pid_1_without_resources_is_still_a_result(sandbox: Any) -> None:
-    began = time.monotonic()
-    result = run(sandbox, starves_pid_1, timeout=5)
+    result = run(sandbox, starves_pid_1)
     assert "changed" in result.stdout, result
-    assert result.meta["reason"] != "ok"
-    assert time.monotonic() - began < 10
+    assert result.meta["reason"] not in ("ok", "timeout"), result
     assert_alive(sandbox)
 
 
@@ -627,7 +645,6 @@ def kills_everyone_it_can(target: int, number: int) -> None:
         os._exit(0)
     print("killing", flush=True)
     os.kill(target, number)
-    time.sleep(0.2)
 
 
 @pytest.mark.parametrize("target", [0, -1])
@@ -700,7 +717,7 @@ def test_memory_holds_nothing_of_the_host_or_of_other_executions(monkeypatch: py
             f"secret = {theirs!r}\nimport os, sys\nprint(secret, sys.stdin.read(), os.environ['KEY'], open('f').read())"
         )
         result = sandbox.execute(
-            kept, stdin=theirs.encode(), env={"KEY": theirs}, files={"f": theirs.encode()}, timeout=20
+            kept, stdin=theirs.encode(), env={"KEY": theirs}, files={"f": theirs.encode()}, timeout=HANG_S
         )
         assert result.stdout.count(theirs) == 4, result
         for needle in (ours, theirs):
@@ -730,14 +747,18 @@ def leaves_things_behind(mark: str) -> None:
         os.setsid()
         held = socket.socket(socket.AF_UNIX)
         held.bind("\0" + mark)
-        time.sleep(60)
+        time.sleep(3600)
     print("left")
 
 
 def looks_for_things_left(mark: str) -> None:
     import builtins
 
-    found = [folder for folder, _, names in os.walk("/") if mark in names and not folder.startswith("/proc")]
+    found = []
+    for folder, folders, names in os.walk("/"):
+        found += [folder] if mark in names else []
+        if folder == "/":  # large, and nobody can write there
+            folders[:] = [name for name in folders if name not in ("proc", "sys", "usr")]
     found += [name for name, value in os.environ.items() if mark in value]
     found += ["builtins"] if hasattr(builtins, "mark") else []
     found += ["umask"] if os.umask(0o022) == 0o777 else []
@@ -770,7 +791,7 @@ def test_random_numbers_differ_between_executions(sandbox: Any) -> None:
 def test_every_execution_sees_itself_as_the_only_one(sandbox: Any) -> None:
     code = "import os; print(os.getpid(), sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))"
     with ThreadPoolExecutor(4) as pool:
-        views = {result.stdout for result in pool.map(lambda _: sandbox.execute(code, timeout=20), range(8))}
+        views = {result.stdout for result in pool.map(lambda _: sandbox.execute(code, timeout=HANG_S), range(8))}
     assert len(views) == 1, views
     assert "[1, " in views.pop()
 
@@ -779,30 +800,32 @@ def test_every_execution_sees_itself_as_the_only_one(sandbox: Any) -> None:
 
 
 def floods_pending_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     claim = struct.pack("iiii", 40, 0, -1, 0).ljust(128, b"\0")
     sent = 0
     while sent < 300_000 and syscall(129, 138, os.getpid(), 40, claim) == 0:
         sent += 1
     print("sent", sent, flush=True)
-    time.sleep(30)
+    time.sleep(3600)
 
 
 def floods_descriptors_in_flight() -> None:
-    pairs, sent = [], 0
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
     descriptors = struct.pack("250i", *[0] * 250)
-    for _ in range(100):
-        pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+    sent, is_told = 0, False
+    while True:
         pairs[-1][0].setblocking(False)
         try:
-            while sent < 100_000:
-                pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-                sent += 250
+            pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+            sent += 250
         except OSError as problem:
-            if problem.errno == errno.ETOOMANYREFS:
-                break
-    print("sent", sent, flush=True)
-    time.sleep(30)
+            if problem.errno != errno.ETOOMANYREFS and len(pairs) < 100:
+                pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+                continue
+            if sent and not is_told:
+                print("sent", sent, flush=True)
+                is_told = True
+            time.sleep(0.01)  # a flood of the same user's elsewhere may end: then there is room for more of this one
 
 
 def passes_a_descriptor() -> None:
@@ -819,7 +842,7 @@ def floods_inotify() -> None:
     while made < 5000 and isinstance(syscall(294, 26, 0), int):
         made += 1
     print("sent", made, flush=True)
-    time.sleep(30)
+    time.sleep(3600)
 
 
 def floods_pipes() -> None:
@@ -834,51 +857,58 @@ def floods_pipes() -> None:
     except OSError:
         pass
     print("sent", made, flush=True)
-    time.sleep(30)
+    time.sleep(3600)
 
 
 @pytest.fixture
 def usual_open_files() -> Iterator[None]:
     """As many as a shell gives: no more than a program may have."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def flooding(sandbox: Any, work: Callable[[], None]) -> Iterator[None]:
+    """While the flood is on."""
+    with SyncStream(sandbox.stream(text_of(work), timeout=HANG_S)) as greedy:
+        said = next(greedy)
+        assert isinstance(said, Output), said
+        assert int(said.data.removeprefix(b"sent ")) > 0
+        yield
+
+
+def starts_a_process(sandbox: Any) -> bool:
+    result = sandbox.execute("import subprocess; print(subprocess.run(['true']).returncode)", timeout=HANG_S)
+    assert (result.stdout, result.meta["reason"]) == ("0\n", "ok"), result
+    return True
 
 
 @pytest.mark.parametrize("work", [floods_pending_signals, floods_descriptors_in_flight, floods_inotify, floods_pipes])
 @pytest.mark.usefixtures("usual_open_files")
 def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) -> None:
-    with get_sandbox(isolation="sealed", require="sealed", store_code="never") as sandbox:
-        greedy: list[Any] = []
-        thread = threading.Thread(target=lambda: greedy.append(run(sandbox, work, timeout=5)))
-        thread.start()
-        time.sleep(1.5)
-        try:
-            for _ in range(5):
-                result = sandbox.execute("import subprocess; print(subprocess.run(['true']).returncode)", timeout=5)
-                assert (result.stdout, result.meta["reason"]) == ("0\n", "ok"), result
-                handed = Handed()
-                shown = sandbox.stream("open('/tmp/output/left', 'w').write('x')", handed=handed)
-                assert asyncio.run(shown.whole()).meta["reason"] == "ok"
-                assert [file.data for file in handed.files] == [b"x"]
-            with get_sandbox(isolation="sealed", require="sealed", store_code="never", memory_mb=512) as another:
-                assert_alive(another)
-                if work is floods_descriptors_in_flight:  # which does hold up whoever has no more than a program
-                    assert run(another, passes_a_descriptor, timeout=5).stdout == f"{errno.ETOOMANYREFS}\n"
-            read, write = os.pipe()  # and the host's own user is served as before
-            os.close(read)
-            os.close(write)
-            ours, peers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            socket.send_fds(ours, [b"x"], [0])
-            _, passed, _, _ = socket.recv_fds(peers, 1, 1)
-            for fd in (ours.detach(), peers.detach(), *passed):
-                os.close(fd)
-            assert isinstance(syscall(294, 26, os.O_CLOEXEC), int)
-        finally:
-            thread.join()
-        assert greedy[0].stdout.startswith("sent ")
-        assert int(greedy[0].stdout.split()[1]) > 0
+    kind: dict[str, Any] = {"isolation": "sealed", "require": "sealed", "store_code": "never"}
+    with get_sandbox(**kind) as sandbox, flooding(sandbox, work):
+        for _ in range(5):
+            assert starts_a_process(sandbox)
+            handed = Handed()
+            shown = sandbox.stream("open('/tmp/output/left', 'w').write('x')", timeout=HANG_S, handed=handed)
+            assert asyncio.run(shown.whole()).meta["reason"] == "ok"
+            assert [file.data for file in handed.files] == [b"x"]
+        with get_sandbox(**kind, memory_mb=512) as another:
+            assert_alive(another)
+            if work is floods_descriptors_in_flight:  # which does hold up whoever has no more than a program
+                refused = f"{errno.ETOOMANYREFS}\n"
+                assert wait_until(lambda: run(another, passes_a_descriptor).stdout == refused)
+        read, write = os.pipe()  # and the host's own user is served as before
+        ours, peers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        socket.send_fds(ours, [b"x"], [0])
+        _, passed, _, _ = socket.recv_fds(peers, 1, 1)
+        watches = syscall(294, 26, os.O_CLOEXEC)
+        assert isinstance(watches, int)
+        for fd in (read, write, ours.detach(), peers.detach(), *passed, watches):
+            os.close(fd)
 
 
 # ---- the interpreter, which the caller often owns
@@ -897,7 +927,7 @@ for path in ('/proc/self/exe', '/proc/thread-self/exe', os.path.realpath(os.sys.
         except OSError: pass
 '''
 with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sandbox:
-    print(sandbox.execute(code, timeout=20).stdout, end='')
+    print(sandbox.execute(code, timeout=280).stdout, end='')
 """
 
 
@@ -912,8 +942,8 @@ def test_an_interpreter_of_the_callers_own_stays_as_it_is(tmp_path: Path) -> Non
         [interpreter, "-c", MEDDLE],
         env={**os.environ, "PYTHONPATH": packages},
         capture_output=True,
-        text=True,
-        timeout=60,
+        encoding="utf-8",
+        timeout=HANG_S,
     )
     assert shown.stdout == "tried\n", shown
     after = interpreter.stat()
@@ -936,7 +966,7 @@ except OSError: pass
 print('SEEN', seen)
 '''
 with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sandbox:
-    print(sandbox.execute(code, timeout=20).stdout, flush=True)
+    print(sandbox.execute(code, timeout=280).stdout, flush=True)
 """
 
 
@@ -947,7 +977,7 @@ def test_the_terminal_of_the_caller_is_out_of_reach() -> None:
     )
     os.close(terminal)
     output = bytearray()
-    while select.select([outer], [], [], 30)[0]:
+    while select.select([outer], [], [], HANG_S)[0]:
         try:
             chunk = os.read(outer, 4096)
         except OSError:  # EIO: the host has ended
@@ -956,6 +986,6 @@ def test_the_terminal_of_the_caller_is_out_of_reach() -> None:
             break
         output += chunk
     os.close(outer)
-    host.wait(30)
+    host.wait(HANG_S)
     assert b"CONTROL True" in output, output.decode()
     assert b"SEEN []" in output, output.decode()

@@ -11,6 +11,7 @@ import threading
 from ..errors import EngineFailed
 
 _BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.{module} import main; main()"
+_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -43,7 +44,7 @@ class Launched:
                 ],
                 setsid=True,
                 setsigmask=[],
-                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE],
+                setsigdef=_SIGNALS,  # what the host ignores (nohup does SIGHUP) would be ignored by every program
             )
         except OSError as error:
             self.let_go()
