@@ -22,6 +22,8 @@ from fumehood.errors import BadArgument, RecordsError
 from fumehood.records import Report, Store, build, chain, failed, files, find, load_all, prune, store, verify
 from fumehood.records import head as heads
 from fumehood.types import ExecutionResult
+from growth import calls
+from support import HANG_S, wait_until
 
 SECRET = "sk-Zq3vT9wLx2Rk8sYb4NfGh7Jd"
 
@@ -29,6 +31,12 @@ SECRET = "sk-Zq3vT9wLx2Rk8sYb4NfGh7Jd"
 @pytest.fixture(autouse=True)
 def _warn_again() -> None:
     store._warned.clear()
+
+
+@pytest.fixture(autouse=True)
+def _wait_for_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine another writer may hold it for seconds."""
+    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", HANG_S)
 
 
 @pytest.fixture
@@ -161,15 +169,16 @@ def test_a_record_that_nobody_could_read_back_is_cut(directory: Path) -> None:
     assert verify(directory).ok
 
 
-def test_saving_takes_about_a_millisecond(directory: Path) -> None:
+def test_saving_costs_little_and_no_more_the_more_records_there_are(directory: Path) -> None:
     writer = Store(directory, policy="always", max_bytes=10**9)
     record = {"code": "print(1)\n" * 200, "result": {"stdout": "x" * 5000, "meta": {str(i): i for i in range(50)}}}
-    times = []
-    for _ in range(200):
-        begin = time.perf_counter()
-        writer.save(record, failed=False)
-        times.append(time.perf_counter() - begin)
-    assert sorted(times)[len(times) // 2] < 0.01  # ten times what it takes: this machine may be busy
+    costs = [calls(lambda: writer.save(record, failed=False)) for _ in range(100)]
+    assert verify(directory).records == 100
+    assert len(costs[0]) < 1000  # about 240 on Python 3.13, which take less than a millisecond
+    early, late = min(map(len, costs[1:50])), min(map(len, costs[50:]))  # the least: a garbage collection calls too
+    assert early == late
+    assert {"open", "pwrite", "rename"} <= set(costs[-1])
+    assert not {"listdir", "scandir", "fsync"} & set(costs[-1])
 
 
 def test_records_import_nothing_heavy() -> None:
@@ -185,7 +194,8 @@ def test_records_import_nothing_heavy() -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from fumehood.records import Store
+from fumehood.records import Store, files
+files.LOCK_TIMEOUT_S = float(sys.argv[5])
 store = Store(Path(sys.argv[1]), policy="always", max_bytes=int(sys.argv[4]))
 for i in range(int(sys.argv[3])):
     assert store.save({"execution_id": f"{sys.argv[2]}-{i}", "code": "x" * 100}, failed=False), i
@@ -193,12 +203,13 @@ for i in range(int(sys.argv[3])):
 
 
 def start_writer(directory: Path, name: str, count: int, max_bytes: int = 0) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(directory), name, str(count), str(max_bytes)])
+    words = [str(directory), name, str(count), str(max_bytes), str(HANG_S)]
+    return subprocess.Popen([sys.executable, "-c", WRITER, *words])
 
 
 def test_processes_writing_at_once_lose_nothing(directory: Path) -> None:
     writers = [start_writer(directory, f"w{i}", 60) for i in range(5)]
-    assert [writer.wait(60) for writer in writers] == [0] * 5
+    assert [writer.wait(HANG_S) for writer in writers] == [0] * 5
     report = verify(directory)
     assert report.problems == []
     assert report.records == report.sequence == 300
@@ -230,14 +241,18 @@ def test_verify_prune_and_history_may_run_while_others_write(directory: Path) ->
     assert verify(directory).sequence == 300
 
 
-def test_writers_killed_at_any_moment_leave_a_sound_chain(directory: Path) -> None:
-    for round_ in range(12):
+@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.soak)])
+def test_writers_killed_at_any_moment_leave_a_sound_chain(directory: Path, rounds: int) -> None:
+    def record_names() -> set[str]:
+        return {path.name for path in directory.glob("2*.json")}
+
+    for round_ in range(rounds):
+        before, some = record_names(), random.randrange(1, 60)
         writer = start_writer(directory, f"w{round_}", 100_000, 200_000)
-        while not list(directory.glob("*.json")):
-            time.sleep(0.01)
-        time.sleep(0.15 + random.random() * 0.1)
+        assert wait_until(lambda before=before, some=some: len(record_names() - before) >= some)
+        time.sleep(random.random() * 0.01)  # so that it is anywhere in its work
         writer.send_signal(signal.SIGKILL)
-        writer.wait()
+        assert writer.wait() == -signal.SIGKILL
         assert verify(directory).problems == []
     fill(directory, 1)
     assert verify(directory).problems == []
@@ -306,20 +321,35 @@ def test_a_lock_that_is_never_let_go_costs_a_record_not_the_execution(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(directory, 1)
-    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.5)
+    waits_s: list[float] = []
+    acquire = files._acquire
+
+    def noted(fd: int, deadline: float) -> None:
+        waits_s.append(deadline - time.monotonic())
+        acquire(fd, deadline)
+
     writer = Store(directory, policy="always")
     with files.directory(directory) as dir_fd, files.locked(dir_fd):
-        begin = time.monotonic()
+        monkeypatch.setattr(files, "_acquire", noted)
         assert [writer.save({}, failed=False) for _ in range(5)] == [None] * 5
-        assert time.monotonic() - begin < 6  # only the first one waits the whole time
+    assert [wait_s > 0.1 for wait_s in waits_s[1:]] == [False] * 4  # only the first one waits the whole time
     assert "another process holds the lock" in caplog.text
     assert writer.save({}, failed=False)
     assert verify(directory).records == 2
 
 
-def test_a_lock_file_that_was_removed_does_not_let_two_writers_in(directory: Path) -> None:
+def test_a_lock_file_that_was_removed_does_not_let_two_writers_in(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(directory, 1)
     order: list[str] = []
+    waits = threading.Event()
+    acquire = files._acquire
+
+    def noted(fd: int, deadline: float) -> None:
+        waits.set()
+        acquire(fd, deadline)
 
     def wait_for_the_old_lock() -> None:
         with files.directory(directory) as dir_fd, files.locked(dir_fd):
@@ -327,13 +357,14 @@ def test_a_lock_file_that_was_removed_does_not_let_two_writers_in(directory: Pat
 
     with files.directory(directory) as dir_fd:
         with files.locked(dir_fd):
+            monkeypatch.setattr(files, "_acquire", noted)
             thread = threading.Thread(target=wait_for_the_old_lock)
             thread.start()
-            time.sleep(0.1)
+            assert waits.wait(HANG_S)  # it has opened the file that goes now
             (directory / files.LOCK).unlink()
             (directory / files.LOCK).touch()
             order.append("first")
-        thread.join(10)
+        thread.join(HANG_S)
     assert order == ["first", "second"]
 
 
@@ -520,12 +551,13 @@ def test_prune_by_count_keeps_the_newest_and_says_so(directory: Path) -> None:
     assert (report.ok, report.pruned.count) == (True, 9)
 
 
-def test_prune_by_age(directory: Path) -> None:
-    fill(directory, 3)
-    time.sleep(0.3)
+def test_prune_by_age(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(heads, "now", lambda: heads.stamp(datetime.now(UTC) - timedelta(days=2)))
+        fill(directory, 3)
     fill(directory, 2)
-    assert prune(directory, older_than=timedelta(days=1)) == 0
-    assert prune(directory, older_than=timedelta(seconds=0.2)) == 3
+    assert prune(directory, older_than=timedelta(days=3)) == 0
+    assert prune(directory, older_than=timedelta(days=1)) == 3
     assert (verify(directory).ok, verify(directory).records) == (True, 2)
 
 
