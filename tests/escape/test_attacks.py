@@ -989,3 +989,31 @@ def test_the_terminal_of_the_caller_is_out_of_reach() -> None:
     host.wait(HANG_S)
     assert b"CONTROL True" in output, output.decode()
     assert b"SEEN []" in output, output.decode()
+
+
+# ---- what the caller itself has inherited
+
+INHERITS = """
+import os, signal
+from fumehood import get_sandbox
+os.umask(0o077)
+os.nice(3)
+for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGRTMIN + 6):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+code = '''
+import os
+said = dict(line.split(':', 1) for line in open('/proc/self/status') if ':' in line)
+print(oct(os.umask(0)), *(said[name].strip().lstrip('0') for name in ('SigIgn', 'SigBlk')))
+'''
+with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sandbox:
+    print(sandbox.execute(code, timeout=280).stdout, end='')
+"""
+
+
+def test_a_program_inherits_no_umask_and_no_signals_of_the_caller() -> None:
+    shown = subprocess.run([sys.executable, "-c", INHERITS], capture_output=True, encoding="utf-8", timeout=HANG_S)
+    umask, ignored, *blocked = shown.stdout.split()
+    of_python_itself = {signal.SIGPIPE, signal.SIGXFSZ}
+    assert {number for number in signal.valid_signals() if int(ignored, 16) >> number - 1 & 1} == of_python_itself
+    assert (umask, blocked) == ("0o22", []), shown

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .volume import Volume
 
-_READY_S = 15.0
+_READY_S = 60.0  # only a hang takes so long, on a busy machine too
 _ATTEMPTS = 3
 _KEEPS_GOING = "the engine's zygote keeps going away; see `fumehood doctor`, and try again"
 _DISPENSABLE = {"proc": "proc", "root_proc": "proc", "bound_kernel_objects": "bounds", "become": "become"}

@@ -13,7 +13,7 @@ from . import frames
 from .diagnose import errno_name, fix_for
 from .launch import Launched, host_executable
 
-_ANSWER_S = 20.0
+_ANSWER_S = 60.0
 _MAX_TREES = 2
 _MB = 1024 * 1024
 PROGRESS_BYTES = 50 * _MB

@@ -17,7 +17,7 @@ from .cell import Cell
 
 _PATIENCE_S = 0.01  # a refill waits this long for requests to finish, so as not to slow them
 _QUIET_S = 60.0
-_READY_S = 15.0
+_READY_S = 60.0  # only a hang takes so long, on a busy machine too
 _RETRY_S = 1.0
 
 _alive: weakref.WeakSet[Pool] = weakref.WeakSet()

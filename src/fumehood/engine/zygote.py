@@ -69,6 +69,7 @@ def main() -> NoReturn:
 
 def _build_root(control: socket.socket, blueprint: dict[str, Any]) -> None:
     if blueprint["flags"]:
+        os.umask(0o022)  # the host's may be 077, and a program could not enter the root that is made for it
         _move_into_namespaces(control, blueprint["flags"])
     try:
         Jail().apply(blueprint["steps"])
