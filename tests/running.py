@@ -6,16 +6,26 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import httpx2
 
-TOKENS = {"alice": "alice-token-0123456789", "bob": "bob-token-0123456789ab"}
-START_S = 60.0
-REPLY_S = 60.0
+from support import HANG_S
+
+TOKENS = {
+    "alice": "alice-token-0123456789",
+    "bob": "bob-token-0123456789ab",
+    "dave": "dave-token-0123456789a",  # of the tests that look at all that a token has run
+}
+PATIENT = Path(__file__).parent / "server" / "patient.py"
+LIVE: WeakSet[Running] = WeakSet()  # those that a test still has, for the report of its failure
 
 
 def python(is_measured: bool) -> list[str]:
@@ -27,8 +37,17 @@ def python(is_measured: bool) -> list[str]:
     return [sys.executable, "-m", "coverage", "run", "--parallel-mode", f"--data-file={data}", f"--rcfile={settings}"]
 
 
+@contextmanager
+def held_port() -> Iterator[str]:
+    """A port for a server that is started again: nobody else is given it meanwhile."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the server may listen there all the same
+        held.bind(("127.0.0.1", 0))
+        yield str(held.getsockname()[1])
+
+
 class Running:
-    """One server process."""
+    """One server process. A patient one has none but the deadlines of a hang: see patient.py."""
 
     def __init__(
         self,
@@ -37,44 +56,70 @@ class Running:
         env: dict[str, str] | None = None,
         tokens: Any = None,
         is_measured: bool = False,
+        is_patient: bool = False,
     ) -> None:
-        self.directory = directory
-        file = directory / "tokens.json"
-        entries = tokens if tokens is not None else [{"name": n, "token": t} for n, t in TOKENS.items()]
-        file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        self.directory, self.url = directory, "a server that did not start"
+        self.token_file = directory / "tokens.json"
+        self.give(tokens if tokens is not None else [{"name": n, "token": t} for n, t in TOKENS.items()])
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SANDBOX_", "FUMEHOOD_"))}
+        own = {"SANDBOX_ARTIFACTS_DIR": str(directory / "artifacts"), "XDG_CONFIG_HOME": str(directory / "xdg")}
+        if is_patient:
+            own["SANDBOX_TIMEOUT_SEC"] = f"{HANG_S:g}"
+        module = [str(PATIENT), "fumehood"] if is_patient else ["-m", "fumehood"]
         self._log = (directory / "log").open("wb")
+        LIVE.add(self)
         self.process = subprocess.Popen(
-            [*python(is_measured), "-m", "fumehood", "serve", "--port", "0", "--token-file", str(file), *flags],
+            [*python(is_measured), *module, "serve", "--port", "0", "--token-file", str(self.token_file), *flags],
             cwd=directory,
-            env={**kept, "SANDBOX_ARTIFACTS_DIR": str(directory / "artifacts"), **(env or {})},
+            env={**kept, **own, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
+            encoding="utf-8",
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert "http://" in line, (line, self.log())
+        if "http://" not in line:
+            self.stop()
+            raise AssertionError(f"the server did not start; it printed {line!r}, and its log is\n{self.log()}")
         self.url = "http://" + line.split("http://")[1].split("/")[0]
+
+    def give(self, entries: Any) -> None:
+        """The tokens from now on; the file is never seen half written."""
+        new = self.token_file.with_suffix(".new")
+        text = entries if isinstance(entries, str) else "".join(json.dumps(entry) + "\n" for entry in entries)
+        new.write_text(text, encoding="utf-8")
+        new.replace(self.token_file)
 
     def client(self, name: str = "alice", **kinds: Any) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {TOKENS.get(name, name)}"}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=REPLY_S, **kinds)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=HANG_S, **kinds)
+
+    def get(self, path: str, **kinds: Any) -> httpx2.Response:
+        """What anybody is told there."""
+        return httpx2.get(f"{self.url}{path}", timeout=HANG_S, **kinds)
+
+    def number(self, name: str) -> float:
+        """One of its numbers for Prometheus, over all workers and labels; 0 for what it has not counted yet."""
+        with self.client() as http:
+            text = http.get("/metrics").text
+        return sum(float(found) for found in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
     def executions(self) -> int:
         """How many run just now."""
-        with self.client() as http:
-            numbers = http.get("/metrics").text
-        return sum(int(float(found)) for found in re.findall(r"^fumehood_running(?:{.*})? (\S+)$", numbers, re.M))
+        return int(self.number("fumehood_running"))
 
     def log(self) -> str:
         return (self.directory / "log").read_text("utf-8", "replace")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The log, but for a line that is being written."""
+        return [json.loads(line) for line in self.log().rpartition("\n")[0].splitlines()]
 
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            code = self.process.wait(30)
+            code = self.process.wait(HANG_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()

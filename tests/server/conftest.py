@@ -16,8 +16,9 @@ from running import Running
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The usual one; alice and bob may use it, and every execution is stored."""
-    running = Running(tmp_path_factory.mktemp("server"), env={"SANDBOX_STORE_CODE": "always"}, is_measured=True)
+    """The usual one; those of TOKENS may use it, and every execution is stored."""
+    settings = {"SANDBOX_STORE_CODE": "always"}
+    running = Running(tmp_path_factory.mktemp("server"), env=settings, is_measured=True, is_patient=True)
     yield running
     assert running.stop() == 0
 
@@ -35,6 +36,13 @@ def bob(server: Running) -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture
+def dave(server: Running) -> Iterator[httpx2.Client]:
+    """Of a token with which nothing else runs."""
+    with server.client("dave") as client:
+        yield client
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Starts one with other flags or settings."""
     started: list[Running] = []
@@ -42,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     def make(*flags: str, **further: Any) -> Running:
         directory = tmp_path / str(len(started))
         directory.mkdir()
-        started.append(Running(directory, *flags, **further))
+        started.append(Running(directory, *flags, **{"is_patient": True, **further}))
         return started[-1]
 
     yield make

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-WAIT_S = 30.0
+from support import HANG_S
 
 
 class Answer(NamedTuple):
@@ -22,10 +21,10 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-def connect(url: str, wait_s: float = WAIT_S) -> socket.socket:
+def connect(url: str) -> socket.socket:
     parts = urlsplit(url)
     assert parts.hostname == "127.0.0.1"
-    return socket.create_connection((parts.hostname, parts.port or 80), wait_s)
+    return socket.create_connection((parts.hostname, parts.port or 80), HANG_S)
 
 
 def head(url: str, line: str, *headers: str) -> bytes:
@@ -61,18 +60,20 @@ def answer(stream: socket.socket) -> Answer:
     return Answer(status, headers, body)
 
 
-def closed_within(stream: socket.socket, seconds: float) -> bool:
-    """Whether the server closes the connection by then, whatever it says before."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        stream.settimeout(left)
-        if not _received(stream):
-            return time.monotonic() < until
-    return False
+def closes(stream: socket.socket) -> bool:
+    """Waits until the server closes the connection, whatever it says before."""
+    try:
+        while _received(stream):
+            pass
+    except TimeoutError:
+        return False
+    return True
 
 
 def _received(stream: socket.socket) -> bytes:
     try:
         return stream.recv(65536)
-    except OSError:  # reset, or nothing came in time
+    except TimeoutError:
+        raise
+    except OSError:  # reset
         return b""

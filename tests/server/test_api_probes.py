@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 from pathlib import Path
 
 import pytest
@@ -95,10 +97,11 @@ def test_every_probe_of_the_api_is_held_by_tests_that_are_there() -> None:
     assert HELD_BY.keys() == {probe["id"] for probe in PROBES if probe["group"] == "API"}
     for name in {name for names in HELD_BY.values() for name in names}:
         module, _, test = name.partition(".")
-        assert re.search(rf"^def {test}\(", (HERE / f"{module}.py").read_text(), re.MULTILINE), name
+        assert re.search(rf"^def {test}\(", (HERE / f"{module}.py").read_text("utf-8"), re.MULTILINE), name
 
 
 def _sleepers(seconds: str) -> list[int]:
+    """By an argument that no other process of this machine has."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -109,13 +112,14 @@ def _sleepers(seconds: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("accept", "seconds"), [("application/json", "97.31"), ("application/x-ndjson", "97.32")])
-def test_a_client_that_leaves_takes_the_whole_tree_with_it(server: Running, accept: str, seconds: str) -> None:
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+def test_a_client_that_leaves_takes_the_whole_tree_with_it(server: Running, accept: str) -> None:
+    seconds = f"3600.{os.getpid()}{secrets.randbelow(10**9):09}"
     command = ["sleep", seconds]
     code = f"import subprocess as s; s.Popen({command}, start_new_session=True); s.run({command})"
-    body = json.dumps({"code": code, "timeout": 90}).encode()
+    body = json.dumps({"code": code, "timeout": 300}).encode()
     headers = (AUTH, "Content-Type: application/json", f"Content-Length: {len(body)}", f"Accept: {accept}")
     with connect(server.url) as stream:
         stream.sendall(head(server.url, "POST /execute", *headers) + body)
-        assert wait_until(lambda: len(_sleepers(seconds)) == 2, 30)
-    assert wait_until(lambda: not _sleepers(seconds), 20)
+        assert wait_until(lambda: len(_sleepers(seconds)) == 2)
+    assert wait_until(lambda: not _sleepers(seconds))

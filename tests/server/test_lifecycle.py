@@ -8,129 +8,122 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import httpx2
 import pytest
-from processes import beneath
+from processes import LASTING, Known, all_gone, beneath, let_go, waiting
+from sockets import listen, opened, ticket
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
-from running import TOKENS, Running
-from support import wait_until
+from running import TOKENS, Running, held_port
+from support import HANG_S, wait_until
 
 Start = Callable[..., Running]
-LONG = {"code": "import time; print('here', flush=True); time.sleep(100)", "timeout": 100}
-GONE_S = 20.0
+NO_END = ("--grace", "3600")  # it outlasts the test: a server that waits for it is one that hangs
 
 
-def _in_thread(running: Running, body: dict[str, Any]) -> Future[httpx2.Response]:
-    """A request whose program has certainly begun."""
+def _in_thread(running: Running) -> tuple[Future[httpx2.Response], set[Known]]:
+    """A request whose program has certainly begun, and that program."""
 
     def ask() -> httpx2.Response:
         with running.client() as client:
-            return client.post("/execute", json=body)
+            return client.post("/execute", json=LASTING)
 
-    with running.client() as client:
-        before = _number(client)
-        asked = ThreadPoolExecutor(1).submit(ask)
-        assert wait_until(lambda: _number(client) > before, 30)
-    time.sleep(0.3)
-    return asked
+    asked = ThreadPoolExecutor(1).submit(ask)
+    assert wait_until(lambda: asked.done() or waiting(running.process.pid))
+    assert not asked.done(), asked.result()
+    return asked, waiting(running.process.pid)
 
 
-def _number(client: httpx2.Client) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith("fumehood_running "))
-
-
-def _port(running: Running) -> int:
-    return int(running.url.rpartition(":")[2])
+def _is_stopping(running: Running) -> bool:
+    try:
+        return running.get("/readyz").status_code == 503
+    except httpx2.TransportError:  # of two workers the one that has ended took the connection
+        return False
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_lets_what_runs_end_and_takes_nothing_new(start: Start, stop: signal.Signals) -> None:
-    running = start("--grace", "30")
+    running = start(*NO_END)
     family = beneath(running.process.pid)
-    asked = _in_thread(running, {"code": "import time; time.sleep(5); print('done')"})
+    asked, programs = _in_thread(running)
     running.process.send_signal(stop)
-    assert wait_until(lambda: httpx2.get(f"{running.url}/readyz").status_code == 503, 4)
-    assert httpx2.get(f"{running.url}/healthz").status_code == 200
+    assert wait_until(lambda: _is_stopping(running))
+    assert running.get("/healthz").status_code == 200
     with running.client() as client:
         for path, body in (("/execute", {"code": "1"}), ("/sessions", {})):
             refused = client.post(path, json=body)
             assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
             assert int(refused.headers["retry-after"]) >= 1
-    found = asked.result(60)
-    assert (found.status_code, found.json()["stdout"]) == (200, "done\n")
-    assert running.process.wait(30) == 0
-    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+    let_go(programs)
+    found = asked.result(HANG_S)
+    assert (found.status_code, found.json()["stdout"]) == (200, "here\ndone\n")
+    assert running.process.wait(HANG_S) == 0
+    assert all_gone(family)
 
 
 def test_after_the_grace_what_runs_is_ended_and_streams_with_it(start: Start) -> None:
     running = start("--grace", "1")
     with running.client() as client:
-        session = client.post("/sessions", json={}).json()["session_id"]
-        ticket = client.post(f"/sessions/{session}/ticket").json()["ticket"]
-    with connect(f"{running.url.replace('http', 'ws')}/sessions/{session}/events?ticket={ticket}") as events:
-        asked = _in_thread(running, LONG)
-        family = beneath(running.process.pid)
-        assert len(family) > 2
-        stopped = time.monotonic()
-        running.process.send_signal(signal.SIGTERM)
-        with pytest.raises(ConnectionClosed):
-            events.recv(timeout=30)
-        found = asked.result(60)
-        assert (found.status_code, found.json()["code"]) == (503, "sandbox_lost")
-        assert running.process.wait(30) == 0
-        assert time.monotonic() - stopped < 15
-    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+        session = opened(client)
+        with listen(running, session, ticket(client, session)) as events:
+            asked, _ = _in_thread(running)
+            family = beneath(running.process.pid)
+            assert len(family) > 2
+            running.process.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed):
+                events.recv(timeout=HANG_S)
+            found = asked.result(HANG_S)
+            assert (found.status_code, found.json()["code"]) == (503, "sandbox_lost")
+            assert running.process.wait(HANG_S) == 0
+    assert all_gone(family)
 
 
 def test_a_stream_ends_with_an_error_when_the_server_stops(start: Start) -> None:
     running = start("--grace", "1")
     lines: list[str] = []
     with running.client() as client:
-        with client.stream("POST", "/execute", json=LONG, headers={"Accept": "application/x-ndjson"}) as stream:
+        with client.stream("POST", "/execute", json=LASTING, headers={"Accept": "application/x-ndjson"}) as stream:
             for line in stream.iter_lines():
                 lines.append(line)
                 if "here" in line:
                     running.process.send_signal(signal.SIGTERM)
     assert '"error"' in lines[-1]
     assert '"sandbox_lost"' in lines[-1]
-    assert running.process.wait(30) == 0
+    assert running.process.wait(HANG_S) == 0
 
 
 def test_sigint_stops_it_and_a_second_one_does_not_wait(start: Start) -> None:
-    running = start("--grace", "60")
-    asked = _in_thread(running, LONG)
+    running = start(*NO_END)
+    asked, _ = _in_thread(running)
     family = beneath(running.process.pid)
     running.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    assert wait_until(lambda: _is_stopping(running))
     assert running.process.poll() is None  # it waits for the program
+    assert waiting(running.process.pid)
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(30) == 128 + signal.SIGINT
-    assert asked.result(30).status_code == 503
-    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+    assert running.process.wait(HANG_S) == 128 + signal.SIGINT
+    assert asked.result(HANG_S).status_code == 503
+    assert all_gone(family)
 
 
 def test_a_killed_server_leaves_nothing_running_and_starts_again_where_it_was(start: Start) -> None:
-    running = start()
-    with running.client() as client:
-        session = client.post("/sessions", json={}).json()["session_id"]
-        assert client.post(f"/sessions/{session}/run", json={"code": "x = 1"}).status_code == 200
-    asked = _in_thread(running, LONG)
-    family = beneath(running.process.pid)
-    assert len(family) > 3  # itself, and the processes of a session and of a program
-    running.process.kill()
-    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
-    with pytest.raises(httpx2.TransportError):
-        asked.result(30)
-    again = start("--port", str(_port(running)))
-    assert _port(again) == _port(running)
+    with held_port() as port:
+        running = start("--port", port)
+        with running.client() as client:
+            session = opened(client)
+            assert client.post(f"/sessions/{session}/run", json={"code": "x = 1"}).status_code == 200
+        asked, _ = _in_thread(running)
+        family = beneath(running.process.pid)
+        assert len(family) > 3  # itself, and the processes of a session and of a program
+        running.process.kill()
+        assert all_gone(family)
+        with pytest.raises(httpx2.TransportError):
+            asked.result(HANG_S)
+        again = start("--port", port)
+    assert again.url == running.url == f"http://127.0.0.1:{port}"
     with again.client() as client:
         assert client.get("/readyz").status_code == 200
         assert client.post("/execute", json={"code": "print(6 * 7)"}).json()["stdout"] == "42\n"
@@ -138,22 +131,19 @@ def test_a_killed_server_leaves_nothing_running_and_starts_again_where_it_was(st
 
 
 def test_an_idle_websocket_does_not_hold_it_up(start: Start) -> None:
-    running = start("--grace", "30")
+    running = start(*NO_END)
     with running.client() as client:
-        session = client.post("/sessions", json={}).json()["session_id"]
-        ticket = client.post(f"/sessions/{session}/ticket").json()["ticket"]
-    url = f"{running.url.replace('http', 'ws')}/sessions/{session}/events?ticket={ticket}"
-    with connect(url), socket.create_connection(("127.0.0.1", _port(running))):
-        stopped = time.monotonic()
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(30) == 0
-        assert time.monotonic() - stopped < 15
+        session = opened(client)
+        with listen(running, session, ticket(client, session)):
+            with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))):
+                running.process.send_signal(signal.SIGTERM)
+                assert running.process.wait(HANG_S) == 0
 
 
 def test_readiness_is_of_the_backend(start: Start) -> None:
     running = start(env={"SANDBOX_TYPE": "docker", "DOCKER_HOST": "unix:///nonexistent/docker.sock"})
-    assert httpx2.get(f"{running.url}/healthz", timeout=60).status_code == 200
-    found = httpx2.get(f"{running.url}/readyz", timeout=60)
+    assert running.get("/healthz").status_code == 200
+    found = running.get("/readyz")
     assert (found.status_code, found.json()["code"]) == (503, "unavailable")
     assert "nonexistent" not in found.text  # no path of this machine
     with running.client() as client:
@@ -201,21 +191,21 @@ def test_a_session_is_found_from_every_worker(pair: Running) -> None:
     sessions = []
     for _ in range(6):  # each over a connection of its own, which either may take
         with pair.client() as client:
-            sessions.append(client.post("/sessions", json={}).json()["session_id"])
-    for number, session in enumerate(sessions * 2):
+            sessions.append(opened(client))
+    for number, session in enumerate(sessions):
         with pair.client() as client:
             kept = client.post("/execute", json={"session_id": session, "code": f"x = {number}"})
             assert kept.status_code == 200, kept.text
         with pair.client() as client:
             body = {"code": "print(x)"}
             assert client.post(f"/sessions/{session}/run", json=body).json()["stdout"] == f"{number}\n"
-            ticket = client.post(f"/sessions/{session}/ticket").json()["ticket"]
-        with connect(f"{pair.url.replace('http', 'ws')}/sessions/{session}/events?ticket={ticket}") as events:
+            opens = ticket(client, session)
+        with listen(pair, session, opens) as events:
             with pair.client() as client:
                 streamed = {"Accept": "application/x-ndjson"}
                 last = client.post(f"/sessions/{session}/run", json=body, headers=streamed).text.splitlines()[-1]
                 assert json.loads(last)["stdout"] == f"{number}\n"
-            assert json.loads(events.recv(timeout=30))["type"] == "started"
+            assert json.loads(events.recv(timeout=HANG_S))["type"] == "started"
     with pair.client() as client:
         missing = client.get("/sessions/s_elsewhere_0123456789012345678901")
         assert (missing.status_code, missing.json()["instance"]) == (421, "elsewhere")
@@ -224,11 +214,11 @@ def test_a_session_is_found_from_every_worker(pair: Running) -> None:
 
 def test_a_worker_that_dies_is_replaced_and_all_die_with_the_first_process(pair: Running) -> None:
     with pair.client() as client:
-        session = client.post("/sessions", json={}).json()["session_id"]
+        session = opened(client)
     before = _workers(pair)
     os.kill(before[0], signal.SIGKILL)
-    assert wait_until(lambda: len(set(_workers(pair)) - {before[0]}) == 2, 30)
-    assert wait_until(lambda: "worker_ended" in pair.log(), 10)
+    assert wait_until(lambda: len(set(_workers(pair)) - {before[0]}) == 2)
+    assert wait_until(lambda: "worker_ended" in pair.log())
     statuses = set()
     for _ in range(8):
         with pair.client() as client:
@@ -239,32 +229,32 @@ def test_a_worker_that_dies_is_replaced_and_all_die_with_the_first_process(pair:
     family, ours = beneath(pair.process.pid), f"fumehood-{pair.process.pid}-"
     assert _directories(ours)
     pair.process.kill()
-    assert wait_until(lambda: not any(each.lives for each in family), GONE_S)
+    assert all_gone(family)
     assert not _directories(ours)
 
 
 def test_workers_that_stop_let_what_runs_end_and_tell_those_who_come(start: Start) -> None:
-    pair = start("--workers", "2", "--grace", "30")
-    body = {"code": "import time; print('on', flush=True); time.sleep(5); print('done')"}
+    pair = start("--workers", "2", *NO_END)
     with pair.client() as client:
-        with client.stream("POST", "/execute", json=body, headers={"Accept": "application/x-ndjson"}) as stream:
+        with client.stream("POST", "/execute", json=LASTING, headers={"Accept": "application/x-ndjson"}) as stream:
             lines = stream.iter_lines()
-            assert any("on" in line for line in lines)
+            assert any("here" in line for line in lines)
             pair.process.send_signal(signal.SIGTERM)
-            assert wait_until(lambda: httpx2.get(f"{pair.url}/readyz", timeout=30).status_code == 503, 4)
+            assert wait_until(lambda: _is_stopping(pair))
+            let_go(waiting(pair.process.pid))
             last = json.loads(list(lines)[-1])
-    assert (last["type"], last["stdout"]) == ("result", "on\ndone\n")
-    assert pair.process.wait(30) == 0
+    assert (last["type"], last["stdout"]) == ("result", "here\ndone\n")
+    assert pair.process.wait(HANG_S) == 0
 
 
 def test_sigterm_stops_all_workers(pair: Running) -> None:
     family = beneath(pair.process.pid)
-    threads = [threading.Thread(target=lambda: httpx2.get(f"{pair.url}/healthz", timeout=30)) for _ in range(4)]
+    threads = [threading.Thread(target=pair.get, args=("/healthz",)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     pair.process.send_signal(signal.SIGTERM)
-    assert pair.process.wait(30) == 0
-    assert not any(each.lives for each in family)
+    assert pair.process.wait(HANG_S) == 0
+    assert all_gone(family)
     assert TOKENS["alice"] not in pair.log()
