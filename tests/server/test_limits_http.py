@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from raw_http import Answer, answer, closed_within, connect, exchange, head
+from raw_http import Answer, answer, closes, connect, exchange, head
 
+from fumehood.server import routes
 from fumehood.server.options import ServerOptions
-from fumehood.server.routes import deeper
-from fumehood.server.run import open_files
+from growth import AT_MOST, TIMES, growth
 from running import TOKENS, Running
-from support import wait_until
+from support import HANG_S, wait_until
 
 AUTH = f"Authorization: Bearer {TOKENS['alice']}"
 JSON = "Content-Type: application/json"
@@ -68,7 +69,7 @@ def test_all_bodies_together_have_a_bound(start: Callable[..., Running]) -> None
     small = json.dumps({"code": "print(1)"}).encode()
     held = [_unfinished(server, 31 * MIB) for _ in range(2)]
     try:
-        assert wait_until(lambda: _post(server, large, JSON).status == 503, 30)
+        assert wait_until(lambda: _post(server, large, JSON).status == 503)
         refused = _post(server, large, JSON)
         assert (refused.json()["code"], refused.headers["retry-after"]) == ("unavailable", "1")
         chunked = (f"Transfer-Encoding: chunked\r\n{AUTH}", JSON)
@@ -78,7 +79,7 @@ def test_all_bodies_together_have_a_bound(start: Callable[..., Running]) -> None
     finally:
         for stream in held:
             stream.close()
-    assert wait_until(lambda: _post(server, large, JSON).status != 503, 30)
+    assert wait_until(lambda: _post(server, large, JSON).status != 503)
 
 
 def test_a_body_of_tiny_chunks_is_cut_off(server: Running) -> None:
@@ -87,7 +88,7 @@ def test_a_body_of_tiny_chunks_is_cut_off(server: Running) -> None:
         with contextlib.suppress(OSError):  # it does not hear us to the end
             for _ in range(200):
                 stream.sendall(b"1\r\n \r\n" * 1000)
-        assert closed_within(stream, 10)
+        assert closes(stream)
 
 
 def test_some_small_chunks_and_many_that_are_not_are_taken(alice: httpx2.Client) -> None:
@@ -151,23 +152,43 @@ def test_deep_json_is_refused_before_it_is_parsed(server: Running, body: bytes) 
     ],
 )
 def test_depth_is_found_without_parsing(text: str, depth: int) -> None:
-    assert not deeper(text.encode(), depth)
-    assert depth == 0 or deeper(text.encode(), depth - 1)
+    assert not routes.deeper(text.encode(), depth)
+    assert depth == 0 or routes.deeper(text.encode(), depth - 1)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"code":"1","args":[' + b"[]," * 5_000_000 + b"[]]}",
-        b'{"env":{' + b'"":"",' * 2_000_000 + b'"":""}}',
-        b"{}" * 20 + b'"' + b'\\"' * 2_000_000,
-    ],
-    ids=["arrays", "members", "a string without end"],
-)
-def test_the_form_of_json_is_found_quickly(server: Running, body: bytes) -> None:
-    began = time.monotonic()
-    assert _post(server, body, JSON).status == 400
-    assert time.monotonic() - began < 5  # ten and more, and hours for the last, where each part is looked at
+FORMS: dict[str, tuple[int, Callable[[int], bytes]]] = {  # of how many parts, and how such a body is made
+    "arrays": (5_000_000, lambda n: b'{"code":"1","args":[' + b"[]," * n + b"[]]}"),
+    "members": (2_000_000, lambda n: b'{"env":{' + b'"":"",' * n + b'"":""}}'),
+    "a string without end": (2_000_000, lambda n: b"{}" * 20 + b'"' + b'\\"' * n),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_body_of_a_great_many_parts_is_refused(server: Running, form: str) -> None:
+    parts, made = FORMS[form]
+    assert _post(server, made(parts), JSON).status == 400
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_json_is_found_without_a_look_at_each_part(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, made = FORMS[form]
+    looks = []
+
+    class Counted:
+        def finditer(self, data: bytes) -> Iterator[re.Match[bytes]]:
+            return (looks.append(1) or match for match in pattern.finditer(data))
+
+    pattern = routes._STRUCTURE
+    monkeypatch.setattr(routes, "_STRUCTURE", Counted())
+    routes.deeper(made(parts // 10), 16)
+    assert 0 < len(looks) <= routes.MAX_PARTS + 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_json_takes_no_more_than_linear_time(form: str) -> None:
+    parts, made = FORMS[form]
+    bodies = {size: made(size) for size in (parts // TIMES, parts)}
+    assert growth(lambda size: routes.deeper(bodies[size], 16), parts // TIMES) < AT_MOST
 
 
 def test_a_program_may_have_any_number_of_quotes_and_commas(server: Running) -> None:
@@ -231,71 +252,117 @@ def test_two_framings_of_one_body_are_bad(server: Running) -> None:
     assert exchange(server.url, "POST /execute", "Content-Length: 4", "Content-Length: 5", AUTH, JSON).status == 400
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Short of time and of places."""
+def _started(directory: Path, *flags: str) -> Iterator[Running]:
     entries = [{"name": name, "token": token} for name, token in TOKENS.items()]
     entries += [
         {"name": "one", "token": "one-at-a-time-0123456789", "max_concurrent": 1},
         {"name": "few", "token": "few-a-minute-0123456789", "per_minute": 3},
     ]
-    flags = ("--client-timeout", "2", "--max-connections", "12", "--max-running", "1", "--max-queue", "1")
-    running = Running(tmp_path_factory.mktemp("strict"), *flags, tokens=entries)
+    running = Running(directory, *flags, tokens=entries, is_patient=True)
     yield running
     running.stop()
 
 
-def _drip(stream: socket.socket, pieces: int = 100) -> None:
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Short of time for its clients; connections that nobody uses it keeps, so it closes one for no other reason."""
+    yield from _started(tmp_path_factory.mktemp("hasty"), "--client-timeout", "2")
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Short of places."""
+    flags = ("--max-connections", "12", "--max-running", "1", "--max-queue", "1")
+    yield from _started(tmp_path_factory.mktemp("narrow"), *flags)
+
+
+@contextlib.contextmanager
+def _dripping(stream: socket.socket) -> Iterator[None]:
+    """Sends a byte now and then, as long as it is let."""
+    enough = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not enough.wait(0.1):
+                stream.sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
     try:
-        for _ in range(pieces):
-            stream.sendall(b"x")
-            time.sleep(0.1)
-    except OSError:
-        pass
+        yield
+    finally:
+        enough.set()
+        thread.join()
 
 
-@pytest.mark.parametrize("first", [b"", b"GET /healthz HTTP/1.1\r\nX: "], ids=["silence", "slow headers"])
-def test_slow_headers_are_cut_off(strict: Running, first: bytes) -> None:
-    with connect(strict.url) as stream:
-        stream.sendall(first)
-        if first:
-            threading.Thread(target=_drip, args=(stream,), daemon=True).start()
-        assert closed_within(stream, 20)
-    assert exchange(strict.url, "GET /healthz").status == 200
+def _serves(server: Running) -> bool:
+    """Who is held up for long between connecting and sending is cut off by a server that is short of time."""
+    return wait_until(lambda: exchange(server.url, "GET /healthz").status == 200)
 
 
-def test_slow_headers_of_a_second_request_are_cut_off(strict: Running) -> None:
-    with connect(strict.url) as stream:
-        stream.sendall(head(strict.url, "GET /healthz"))
-        assert answer(stream).status == 200
+def test_silence_is_cut_off(hasty: Running) -> None:
+    with connect(hasty.url) as stream:
+        assert closes(stream)
+    assert _serves(hasty)
+
+
+def test_slow_headers_are_cut_off(hasty: Running) -> None:
+    with connect(hasty.url) as stream:
         stream.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
-        threading.Thread(target=_drip, args=(stream,), daemon=True).start()
-        assert closed_within(stream, 12)  # the drip alone lasts 10 s, and idle connections live 15
+        with _dripping(stream):
+            assert closes(stream)
+    assert _serves(hasty)
 
 
-def test_a_slow_body_is_cut_off(strict: Running) -> None:
-    with connect(strict.url) as stream:
-        stream.sendall(head(strict.url, "POST /execute", "Content-Length: 1000", AUTH, JSON))
-        threading.Thread(target=_drip, args=(stream,), daemon=True).start()
-        found = answer(stream)
+def test_slow_headers_of_a_second_request_are_cut_off(hasty: Running) -> None:
+    def answered(stream: socket.socket) -> bool:
+        stream.sendall(head(hasty.url, "GET /healthz"))
+        return answer(stream).status == 200
+
+    with contextlib.ExitStack() as streams:
+        found: list[socket.socket] = []
+
+        def first_request_is_answered() -> bool:
+            found.append(streams.enter_context(connect(hasty.url)))
+            with contextlib.suppress(OSError):
+                return answered(found[-1])
+            return False
+
+        assert wait_until(first_request_is_answered)
+        found[-1].sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        with _dripping(found[-1]):
+            assert closes(found[-1])
+
+
+def test_a_slow_body_is_cut_off(hasty: Running) -> None:
+    with connect(hasty.url) as stream:
+        stream.sendall(head(hasty.url, "POST /execute", "Content-Length: 1000000", AUTH, JSON))
+        with _dripping(stream):
+            found = answer(stream)
     assert (found.status, found.headers["connection"]) == (408, "close")
 
 
-def test_a_client_that_does_not_read_is_cut_off(strict: Running) -> None:
+def test_a_client_that_does_not_read_is_cut_off(hasty: Running) -> None:
     size = 24 * MIB
-    with strict.client() as client:
+    with hasty.client() as client:
         session = client.post("/sessions", json={}).json()["session_id"]
-        path = f"/sessions/{session}/files/content?path=/workspace/large"
-        kind = {"Content-Type": "application/octet-stream"}
-        assert client.put(path, content=b"x" * size, headers=kind).status_code < 300
+        made = {"code": f"with open('large', 'wb') as file: _ = file.write(b'x' * {size})"}
+        assert client.post(f"/sessions/{session}/run", json=made).json()["exit_code"] == 0
+        path = f"/sessions/{session}/files/content"
         with socket.socket() as stream:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            stream.settimeout(30)
-            stream.connect(("127.0.0.1", int(strict.url.rpartition(":")[2])))
-            stream.sendall(head(strict.url, f"GET {path}", AUTH))
-            time.sleep(6)
+            stream.settimeout(HANG_S)
+            stream.connect(("127.0.0.1", int(hasty.url.rpartition(":")[2])))
+            stream.sendall(head(hasty.url, f"GET {path}?path=/workspace/large", AUTH))
+            assert wait_until(lambda: any(line.get("path") == path for line in hasty.lines()))  # it is over
             assert len(answer(stream).body) < size
-        assert len(client.get(path).content) == size
+
+        def whole() -> bool:
+            with contextlib.suppress(httpx2.TransportError):  # we were held up for as long ourselves
+                return len(client.get(f"{path}?path=/workspace/large").content) == size
+            return False
+
+        assert wait_until(whole)
         client.delete(f"/sessions/{session}")
 
 
@@ -311,12 +378,12 @@ def test_answers_that_nobody_reads_have_a_bound(start: Callable[..., Running]) -
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sent = (AUTH, JSON, f"Accept: {accept}", f"Content-Length: {len(body)}")
             stream.sendall(head(small.url, "POST /execute", *sent) + body)
-        assert wait_until(lambda: 'fumehood_executions_total{reason="ok"} 21.0' in client.get("/metrics").text, 30)
+        assert wait_until(lambda: 'fumehood_executions_total{reason="ok"} 21.0' in client.get("/metrics").text)
         assert _rss_bytes(small.process.pid) - before < 250 * MIB  # of 20 times 20 MB, and as much while one is made
         found = _run(small, f"{files}\nprint('ran')")
         assert (found["stdout"], found["files"]) == ("ran\n", [])
         assert len(found["meta"]["files_left_out"]) == 3
-    assert wait_until(lambda: len(_run(small, files)["files"]) == 3, 30)  # those who left hold nothing
+    assert wait_until(lambda: len(_run(small, files)["files"]) == 3)  # those who left hold nothing
 
 
 def _run(server: Running, code: str) -> Any:
@@ -325,18 +392,20 @@ def _run(server: Running, code: str) -> Any:
 
 def test_idle_connections_leave_files_for_programs(start: Callable[..., Running]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
-    try:
-        usual = start("--client-timeout", "120")  # so that they stay
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with usual.client() as client, contextlib.ExitStack() as idle:
+    with contextlib.ExitStack() as idle:
+        idle.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+        usual = start()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024 if hard == resource.RLIM_INFINITY else min(hard, 1024), hard))
         for _ in range(500):
             idle.enter_context(connect(usual.url)).sendall(b"GET / HTTP/1.1\r\n")
-        assert client.post("/sessions", json={}).status_code == 201
+        with usual.client() as client:
+            assert client.post("/sessions", json={}).status_code == 201
 
 
 def test_there_are_as_many_connections_as_files_allow() -> None:
+    from fumehood.server.run import open_files  # with uvicorn
+
     options = ServerOptions(max_connections=2048, max_sessions=64, max_running=4)
     assert open_files(options, resource.RLIM_INFINITY) == (3456, 2048)
     assert open_files(options, 4096) == (3456, 2048)
@@ -344,15 +413,15 @@ def test_there_are_as_many_connections_as_files_allow() -> None:
     assert open_files(options, 1024) == (1024, 512)
 
 
-def test_connections_are_counted(strict: Running) -> None:
-    held = [connect(strict.url) for _ in range(12)]
+def test_connections_are_counted(narrow: Running) -> None:
+    held = [connect(narrow.url) for _ in range(12)]
     try:
-        found = exchange(strict.url, "GET /healthz")
+        found = exchange(narrow.url, "GET /healthz")
         assert (found.status, found.headers["retry-after"]) == (503, "1")
     finally:
         for stream in held:
             stream.close()
-    assert wait_until(lambda: exchange(strict.url, "GET /healthz").status == 200)
+    assert _serves(narrow)
 
 
 class _Busy:
@@ -360,7 +429,7 @@ class _Busy:
 
     def __init__(self, server: Running, token: str) -> None:
         self.stream = connect(server.url)
-        body = b'{"code": "import time; time.sleep(60)", "timeout": 60}'
+        body = b'{"code": "import time; time.sleep(3600)", "timeout": 300}'
         headers = (f"Authorization: Bearer {token}", JSON, f"Content-Length: {len(body)}")
         self.stream.sendall(head(server.url, "POST /execute", *headers) + body)
 
@@ -373,36 +442,36 @@ def _number(client: httpx2.Client, name: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 
-def test_executions_wait_for_a_place_and_too_many_are_refused(strict: Running) -> None:
-    with strict.client() as client:
-        running = _Busy(strict, TOKENS["alice"])
-        assert wait_until(lambda: _number(client, "fumehood_running") == 1, 20)
-        waiting = _Busy(strict, TOKENS["bob"])
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 1, 20)
+def test_executions_wait_for_a_place_and_too_many_are_refused(narrow: Running) -> None:
+    with narrow.client() as client:
+        running = _Busy(narrow, TOKENS["alice"])
+        assert wait_until(lambda: _number(client, "fumehood_running") == 1)
+        waiting = _Busy(narrow, TOKENS["bob"])
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 1)
         refused = client.post("/execute", json={"code": "1"})
         assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) >= 1
         running.leave()
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 0, 20)
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 0)
         waiting.leave()
-        assert wait_until(lambda: _number(client, "fumehood_running") == 0, 20)
+        assert wait_until(lambda: _number(client, "fumehood_running") == 0)
         assert client.post("/execute", json={"code": "print(1)"}).json()["stdout"] == "1\n"
 
 
-def test_who_waits_may_leave_or_be_cancelled(strict: Running) -> None:
-    with strict.client() as client, strict.client() as other:
+def test_who_waits_may_leave_or_be_cancelled(narrow: Running) -> None:
+    with narrow.client() as client, narrow.client() as other:
         session = client.post("/sessions", json={}).json()["session_id"]
-        running = _Busy(strict, TOKENS["bob"])
-        assert wait_until(lambda: _number(client, "fumehood_running") == 1, 20)
-        waiting = _Busy(strict, TOKENS["alice"])
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 1, 20)
+        running = _Busy(narrow, TOKENS["bob"])
+        assert wait_until(lambda: _number(client, "fumehood_running") == 1)
+        waiting = _Busy(narrow, TOKENS["alice"])
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 1)
         waiting.leave()
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 0, 20)
+        assert wait_until(lambda: _number(client, "fumehood_queued") == 0)
         with ThreadPoolExecutor(1) as threads:
             asked = threads.submit(other.post, f"/sessions/{session}/run", json={"code": "x = 1"})
-            assert wait_until(lambda: _number(client, "fumehood_queued") == 1, 20)
+            assert wait_until(lambda: _number(client, "fumehood_queued") == 1)
             assert client.post(f"/sessions/{session}/cancel").status_code == 202
-            found = asked.result(30)
+            found = asked.result(HANG_S)
         assert (found.status_code, found.json()["code"]) == (409, "conflict")
         assert (_number(client, "fumehood_running"), _number(client, "fumehood_queued")) == (1, 0)
         running.leave()
@@ -411,11 +480,11 @@ def test_who_waits_may_leave_or_be_cancelled(strict: Running) -> None:
         client.delete(f"/sessions/{session}")
 
 
-def test_a_token_has_its_own_number_of_executions(strict: Running) -> None:
+def test_a_token_has_its_own_number_of_executions(narrow: Running) -> None:
     token = "one-at-a-time-0123456789"
-    with strict.client(token) as client:
-        running = _Busy(strict, token)
-        assert wait_until(lambda: _number(client, "fumehood_running") == 1, 20)
+    with narrow.client(token) as client:
+        running = _Busy(narrow, token)
+        assert wait_until(lambda: _number(client, "fumehood_running") == 1)
         refused = client.post("/execute", json={"code": "1"})
         assert (refused.status_code, refused.json()["code"], "retry-after" in refused.headers) == (
             429,
@@ -423,15 +492,15 @@ def test_a_token_has_its_own_number_of_executions(strict: Running) -> None:
             True,
         )
         running.leave()
-        assert wait_until(lambda: _number(client, "fumehood_running") == 0, 20)
+        assert wait_until(lambda: _number(client, "fumehood_running") == 0)
         assert client.post("/execute", json={"code": "1"}).status_code == 200
 
 
-def test_a_token_has_its_own_number_of_requests_a_minute(strict: Running) -> None:
-    with strict.client("few-a-minute-0123456789") as client:
-        statuses = [client.get("/info").status_code for _ in range(4)]
-        refused = client.get("/info")
+def test_a_token_has_its_own_number_of_requests_a_minute(narrow: Running) -> None:
+    with narrow.client("few-a-minute-0123456789") as client:
+        statuses = [client.get("/openapi.json").status_code for _ in range(4)]  # nothing that takes long
+        refused = client.get("/openapi.json")
     assert statuses == [200, 200, 200, 429]
     assert 1 <= int(refused.headers["retry-after"]) <= 60
-    with strict.client() as client:
+    with narrow.client() as client:
         assert client.get("/info").status_code == 200
