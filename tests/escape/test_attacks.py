@@ -932,7 +932,8 @@ with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sa
 
 
 def test_an_interpreter_of_the_callers_own_stays_as_it_is(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "own"], check=True)
+    make = [sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "own"]
+    subprocess.run(make, check=True, umask=0o022, timeout=HANG_S)
     interpreter = tmp_path / "own" / "bin" / "python"
     if os.geteuid() == 0:
         os.chown(interpreter, 65534, 65534)  # whom the program runs as

@@ -355,6 +355,11 @@ def _sweep(own: str) -> None:
 def _remove(path: str) -> None:
     """With its groups; what the kernel still holds stays for the next sweep."""
     try:
+        os.rmdir(path)  # most have no groups in them; to look for some takes a descriptor, and there may be none left
+        return
+    except OSError:
+        pass
+    try:
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):
                 _remove(entry.path)

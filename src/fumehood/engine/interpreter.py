@@ -19,7 +19,7 @@ from .channel import Channel, TooMuch
 from .flags import INTERRUPT, TELL_USAGE
 
 _LOOK_S = 0.05
-_ENDING_S = 0.5
+_ENDING_S = 5.0  # until its supervisor tells how it ended, on a busy machine too
 _CHUNK = 1 << 18
 _CPU_LOOK_S = 0.2
 _STOP_S = 1.0

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 
+from ..descriptors import exhausted
 from ..errors import EngineFailed
 
 _BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.{module} import main; main()"
@@ -28,10 +29,14 @@ class Launched:
     """An interpreter that waits on its socket for what it shall become. Its descriptors are the owner's to close."""
 
     def __init__(self, executable: str, module: str = "zygote"):
-        self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)  # what it says on standard error
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self.messages = null = -1
         try:
+            self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise EngineFailed(exhausted(error) or str(error)) from error
+        try:
+            self.messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)  # what it says on standard error
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             self.pid = os.posix_spawn(
                 executable,
                 boot(executable, PACKAGE_HOME, module),
@@ -48,10 +53,12 @@ class Launched:
             )
         except OSError as error:
             self.let_go()
-            raise EngineFailed(f"cannot start {executable}: {error.strerror}. Is this Python installed?") from error
+            said = exhausted(error) or f"cannot start {executable}: {error.strerror}. Is this Python installed?"
+            raise EngineFailed(said) from error
         finally:
-            os.close(null)
             remote.close()
+            if null >= 0:
+                os.close(null)
 
     def end(self) -> None:
         self.let_go()
@@ -60,7 +67,8 @@ class Launched:
 
     def let_go(self) -> None:
         self.socket.close()
-        os.close(self.messages)
+        if self.messages >= 0:
+            os.close(self.messages)
 
 
 _ahead: Launched | None = None

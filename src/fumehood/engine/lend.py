@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import socket
 import stat
 from collections.abc import Callable, Sequence
 
+from ..descriptors import exhausted
 from ..errors import BadArgument, EngineFailed
 from . import frames
 from .diagnose import errno_name, fix_for
@@ -53,9 +55,14 @@ def lend(
     }
     mounter = Launched(host_executable(), "mounter")
     try:
-        return _wait(mounter, marshal.dumps(order), sizes, progress)
+        trees = _wait(mounter, marshal.dumps(order), sizes, progress)
     finally:
         mounter.end()
+    if len(trees) < bool(datasets) + (packages is not None):  # they came, and we had no room for them
+        for tree in trees:
+            os.close(tree)
+        raise EngineFailed(exhausted(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    return trees
 
 
 def copy(source: str, target: str, name: str, owner: int | None, progress: Progress | None) -> None:

@@ -30,6 +30,7 @@ _DATA = _READ_ONLY | sys_calls.MOUNT_ATTR_NOEXEC
 
 
 def main() -> NoReturn:
+    os.umask(0o022)  # a copy that nobody but the host could read would be of no use
     rlimits.allow_all_open_files()
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _CONTROL)
     order: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER))

@@ -50,6 +50,7 @@ class Caller(NamedTuple):
     gid: int
     can_become: bool = True  # root of a small container may be unable to be anybody else
     no_core: int = 0  # the limit that keeps the kernel from dumping cores
+    most_files: int = 1 << 30  # open ones, of a program
 
     @property
     def is_root(self) -> bool:
@@ -257,7 +258,7 @@ def _rlimits(limits: Limits, caller: Caller, *, others: int | None) -> tuple[tup
         ("memlock", 64 * 1024),
         ("message_queues", 0),
         ("nice", 0),
-        ("open_files", limits.open_files),
+        ("open_files", min(limits.open_files, caller.most_files)),
         ("pending_signals", 1024),
         ("realtime", 0),
     ]

@@ -6,7 +6,7 @@ import functools
 import marshal
 import os
 
-from ..guest.rlimits import no_core
+from ..guest.rlimits import most_open_files, no_core
 from ..types import Level, Limits, Receipt
 from . import plan, receipt
 from .cell import Cell
@@ -44,7 +44,7 @@ class Root:
         self.layout = discover(host_executable())
         self._network = network
         self._failure = failure  # why no stronger level
-        self.caller = plan.Caller(os.geteuid(), os.getegid(), not self._without.become, no_core())
+        self.caller = plan.Caller(os.geteuid(), os.getegid(), not self._without.become, no_core(), most_open_files())
         again = level == "sealed" and _is_within_reach(self.layout.executable, self.caller)
         self.plan = plan.plan_zygote(
             level,

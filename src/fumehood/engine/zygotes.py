@@ -20,10 +20,12 @@ from .cell import Cell
 from .cgroups import Group, Groups
 from .launch import launch
 from .passing import pass_on
+from .procfs import read
 
 _START_S = 60.0  # only a hang takes so long, on a busy machine too
 _BORN_S = 60.0
 _ENDING_S = 0.5
+_EXITING = 0x4  # PF_EXITING of the kernel, in /proc/PID/stat
 _IMPORT_S = 60.0
 
 _alive: weakref.WeakSet[Zygote] = weakref.WeakSet()
@@ -175,7 +177,7 @@ class Zygote:
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            return bool(poll.poll(_ENDING_S * 1000))
+            return bool(poll.poll(_ENDING_S * 1000)) or self._is_exiting()
         finally:
             os.close(pidfd)
 
@@ -201,6 +203,11 @@ class Zygote:
         self.groups.let_go()
 
     # --- inside
+
+    def _is_exiting(self) -> bool:
+        """Whether it waits for the end of its last cells, which takes long where the machine is busy."""
+        fields = read(f"/proc/{self._pid}/stat").rpartition(b")")[2].split()
+        return len(fields) > 6 and bool(int(fields[6]) & _EXITING)
 
     def _ask(self, order: dict[str, Any], fds: list[int]) -> list[int]:
         try:

@@ -8,6 +8,7 @@ TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NO_LIMIT = 1 << 30
 NUMBERS = {
     "core": resource.RLIMIT_CORE,
     "cpu": resource.RLIMIT_CPU,
@@ -36,6 +37,12 @@ def allow_all_open_files() -> None:
     that of programs, none of them can use up what is needed to make others."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def most_open_files() -> int:
+    """For a program: below our own limit by more than the one message of 253 that may go beyond the program's."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return _NO_LIMIT if hard == resource.RLIM_INFINITY else max(hard - 320, hard // 2)
 
 
 def apply(limits: Iterable[tuple[str, int]]) -> None:
