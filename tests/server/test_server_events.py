@@ -9,25 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from raw_http import exchange
+from sockets import listen, opened, ticket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+
+from support import HANG_S, wait_until
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
-
-
-def ticket(client, session):
-    return client.post(f"/sessions/{session}/ticket").json()["ticket"]
-
-
-def listen(server, session, opened_with, **kinds) -> ClientConnection:
-    url = server.url.replace("http:", "ws:")
-    return connect(f"{url}/sessions/{session}/events?ticket={opened_with}", open_timeout=30, max_size=None, **kinds)
 
 
 def until(socket, kind):
     found = []
     while not found or found[-1]["type"] != kind:
-        found.append(json.loads(socket.recv(timeout=30)))
+        found.append(json.loads(socket.recv(timeout=HANG_S)))
     return found
 
 
@@ -66,7 +59,7 @@ def test_no_socket_without_a_ticket(server, session, wrong):
 
 
 def test_a_ticket_is_for_one_session(server, alice, session):
-    other = alice.post("/sessions", json={}).json()["session_id"]
+    other = opened(alice)
     try:
         refused(server, other, ticket(alice, session))
     finally:
@@ -81,12 +74,12 @@ def test_a_page_of_another_origin_opens_none(server, alice, session):
 
 
 def test_the_end_of_the_session_is_the_last_event(server, alice):
-    made = alice.post("/sessions", json={}).json()["session_id"]
+    made = opened(alice)
     with listen(server, made, ticket(alice, made)) as socket:
         alice.delete(f"/sessions/{made}")
         assert until(socket, "ended")[-1] == {"type": "ended"}
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=30)
+            socket.recv(timeout=HANG_S)
 
 
 def test_who_does_not_read_is_let_go_and_the_run_goes_on(server, alice, session):
@@ -110,27 +103,32 @@ def test_what_a_client_says_is_passed_over(server, alice, session):
 
 
 def test_who_says_too_much_is_cut_off(server, alice, session):
-    def talk(socket):
-        for _ in range(1000):
+    def cut_off(socket):
+        try:
             socket.send("x" * 1000)
+        except ConnectionClosed:
+            return True
+        return False
 
-    with listen(server, session, ticket(alice, session)) as socket, pytest.raises(ConnectionClosed):
-        talk(socket)
+    with listen(server, session, ticket(alice, session)) as socket:
+        until_s = time.monotonic() + HANG_S
+        while not cut_off(socket):  # as fast as it can, since a little each second is allowed
+            assert time.monotonic() < until_s
 
 
 def test_a_token_that_is_removed_opens_and_hears_nothing_more(start):
     rotating = start()
     with rotating.client() as alice:
-        session = alice.post("/sessions", json={}).json()["session_id"]
+        session = opened(alice)
         kept = ticket(alice, session)
         with listen(rotating, session, ticket(alice, session)) as socket:
-            (rotating.directory / "tokens.json").write_text('{"name": "alice", "token": "another-0123456789abcd"}\n')
-            time.sleep(2)  # it is looked at once a second
+            rotating.give([{"name": "alice", "token": "another-0123456789abcd"}])
+            assert wait_until(lambda: alice.get("/openapi.json").status_code == 401)
             with pytest.raises(InvalidStatus) as refused:
                 listen(rotating, session, kept)
             assert refused.value.response.status_code == 401
             with pytest.raises(ConnectionClosed) as closed:
-                socket.recv(timeout=30)
+                socket.recv(timeout=HANG_S)
             assert closed.value.rcvd.code == 1008
 
 
@@ -149,7 +147,7 @@ def test_a_message_that_is_too_large_closes_the_socket(server, alice, session):
         assert until(socket, "result")
         socket.send("x" * 70_000)
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=30)
+            socket.recv(timeout=HANG_S)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1009
 
@@ -165,7 +163,7 @@ def test_the_progress_of_an_installation_is_told(start, tmp_path):
     env = {"SANDBOX_WHEELHOUSE": str(house), "SANDBOX_PACKAGES_DIR": str(tmp_path / "packages")}
     server = start(env=env)
     with server.client() as client:
-        made = client.post("/sessions", json={}).json()["session_id"]
+        made = opened(client)
         with listen(server, made, ticket(client, made)) as socket:
             body = {"code": "import alpha; print(alpha.version)", "requirements": ["alpha"]}
             ran = client.post(f"/sessions/{made}/run", json=body)
@@ -176,22 +174,20 @@ def test_the_progress_of_an_installation_is_told(start, tmp_path):
 
 
 def test_a_server_that_stops_closes_its_sockets(start):
-    server = start()
+    server = start("--grace", "3600")  # which it does not wait for
     with server.client() as client:
-        made = client.post("/sessions", json={}).json()["session_id"]
+        made = opened(client)
         with listen(server, made, ticket(client, made)) as socket, ThreadPoolExecutor(1) as threads:
-            began = time.monotonic()
             stopped = threads.submit(server.stop)
             the_last_of(socket)
             assert stopped.result() == 0
-            assert time.monotonic() - began < 20
 
 
 def the_last_of(socket):
     last = None
     try:
         while True:
-            last = json.loads(socket.recv(timeout=60))
+            last = json.loads(socket.recv(timeout=HANG_S))
     except ConnectionClosed:
         return last
 
