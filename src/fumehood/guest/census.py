@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_HUNT_S = 1.5
+_HUNT_S, _HUNT_ROUNDS = 1.5, 20
 _STATE, _PARENT, _WAITED_USER, _WAITED_SYSTEM, _THREADS, _STARTED = 0, 1, 13, 14, 17, 19  # in /proc/PID/stat
 
 
@@ -52,18 +52,20 @@ def trees(alive: dict[int, list[bytes]], roots: Iterable[int]) -> set[int]:
 def kill_others(roots: Iterable[int], alone: int | None = None, elders: Iterable[tuple[int, bytes]] = ()) -> bool:
     """All but us, the trees of `roots`, the process `alone` and the trees of `elders`. Whether there was anybody.
 
-    First all are stopped, so that nothing forks meanwhile. Who gets away all the same takes everybody with it.
+    First all are stopped, so that nothing forks meanwhile. Who gets away all the same takes everybody with it; a busy
+    machine, on which a few rounds take long, is not taken for that.
     """
     roots, elders = set(roots), set(elders)
     if not roots and not elders and alone is None:
         return _send(-1, signal.SIGKILL)
     deadline = time.monotonic() + _HUNT_S
-    stopped: set[int] = set()
+    rounds, stopped = 0, set[int]()
     while fresh := _others(roots, alone, elders) - stopped:
         for pid in fresh:
             _send(pid, signal.SIGSTOP)
         stopped |= fresh
-        if time.monotonic() > deadline:
+        rounds += 1
+        if rounds > _HUNT_ROUNDS and time.monotonic() > deadline:
             return _send(-1, signal.SIGKILL)
     for pid in stopped:
         _send(pid, signal.SIGKILL)
