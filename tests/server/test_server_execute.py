@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from typing import Any
 
 import httpx2
 import pytest
+from processes import LASTING, let_go, waiting
+from raw_http import connect, head
 
+from running import TOKENS
 from support import wait_until
 
 
@@ -40,7 +42,7 @@ def test_code_gives_its_output_and_its_receipt(alice):
     assert found["files"] == []
     assert found["execution_id"] == found["meta"]["execution_id"]
     assert found["meta"]["isolation"]["level"] in ("sealed", "confined", "process")
-    assert 0 < found["duration"] < 30
+    assert found["duration"] > 0
 
 
 def test_a_program_that_fails_is_an_answer_not_an_error(alice):
@@ -137,15 +139,13 @@ def test_events_come_in_their_order_and_end_with_the_whole(alice, accept):
     assert found[-2]["path"] == result["files"][0]["path"]
 
 
-def test_output_comes_while_the_program_runs(alice):
-    code = "import time\nprint('first', flush=True)\ntime.sleep(2)\nprint('last')"
-    arrived = {}
+def test_output_comes_while_the_program_runs(server, alice):
     headers = {"Accept": "application/x-ndjson"}
-    with alice.stream("POST", "/execute", json={"code": code}, headers=headers) as reply:
-        for line in reply.iter_lines():
-            event = json.loads(line)
-            arrived[event.get("text", event["type"])] = time.monotonic()
-    assert arrived["result"] - arrived["first\n"] > 1.5
+    with alice.stream("POST", "/execute", json=LASTING, headers=headers) as reply:
+        lines = reply.iter_lines()
+        assert any("here" in line for line in lines)
+        let_go(waiting(server.process.pid))  # what has told nothing yet would last
+        assert json.loads(list(lines)[-1])["stdout"] == "here\ndone\n"
 
 
 def test_a_character_cut_between_two_writes_is_whole_in_the_events(alice):
@@ -216,46 +216,40 @@ def test_a_timeout_is_a_result(alice):
     assert (found["exit_code"], found["meta"]["reason"]) == (-1, "timeout")
 
 
-def test_a_client_that_leaves_ends_its_program(server, alice):
+def test_a_client_that_leaves_ends_its_program(server):
     """Its place among those that run is free when its process is gone."""
-    before = running(alice)
-    with server.client() as other, pytest.raises(httpx2.TimeoutException):
-        other.post("/execute", json={"code": "import time; time.sleep(60)"}, timeout=1.0)
-    assert gone(alice, before)
+    before = server.executions()
+    leave(server, LASTING)
+    assert wait_until(lambda: server.executions() <= before)
 
 
 def test_what_a_client_left_is_stored_as_cancelled(server, alice):
-    with server.client() as other, pytest.raises(httpx2.TimeoutException):
-        other.post("/execute", json={"code": "import time  # left alone\ntime.sleep(60)"}, timeout=1.0)
+    leave(server, {**LASTING, "code": f"# left alone{LASTING['code']}"})
 
     def reasons() -> list[str]:
         return [row["reason"] for row in alice.get("/history").json() if "left alone" in row["title"]]
 
-    assert wait_until(reasons, 20)
+    assert wait_until(reasons)
     assert reasons() == ["cancelled"]
 
 
-def test_a_client_that_leaves_a_stream_ends_its_program(server, alice):
-    before = running(alice)
+def test_a_client_that_leaves_a_stream_ends_its_program(server):
+    before = server.executions()
     with server.client() as other:
-        body = {"code": "import time\nprint('on', flush=True)\ntime.sleep(60)"}
         headers = {"Accept": "text/event-stream"}
-        with other.stream("POST", "/execute", json=body, headers=headers) as reply:
+        with other.stream("POST", "/execute", json=LASTING, headers=headers) as reply:
             assert any("output" in line for line in reply.iter_lines())
-    assert gone(alice, before)
+    assert wait_until(lambda: server.executions() <= before)
 
 
-def running(client: httpx2.Client) -> float:
-    for line in client.get("/metrics").text.splitlines():
-        if line.startswith("fumehood_running "):
-            return float(line.split()[1])
-    raise AssertionError("no such number")
-
-
-def gone(client: httpx2.Client, before: float) -> bool:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        if running(client) <= before:
-            return True
-        time.sleep(0.1)
-    return False
+def leave(server, body: dict[str, Any]) -> None:
+    """Ask for it, and go away when its program has begun."""
+    data, before = json.dumps(body).encode(), waiting(server.process.pid)
+    sent = (
+        f"Authorization: Bearer {TOKENS['alice']}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+    )
+    with connect(server.url) as stream:
+        stream.sendall(head(server.url, "POST /execute", *sent) + data)
+        assert wait_until(lambda: waiting(server.process.pid) - before)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+import pytest
 from raw_http import connect, head
 
-from fumehood.bench.served import Server, at_once
 from running import TOKENS, Running
+from support import HANG_S
 
-CLIENTS, EACH = 200, 2
 
+@pytest.mark.parametrize(("clients", "each"), [(100, 2), pytest.param(200, 10, marks=pytest.mark.soak)])
+def test_many_clients_at_once_each_get_their_own_answers(
+    server: Running, monkeypatch: pytest.MonkeyPatch, clients: int, each: int
+) -> None:
+    from fumehood.bench import served  # with much that only it needs
 
-def test_two_hundred_clients_at_once_each_get_their_own_answers(server: Running) -> None:
+    monkeypatch.setattr(served, "_REPLY_S", HANG_S)
     address = urlsplit(server.url)
-    measured = Server(server.process, (address.hostname or "", address.port or 0), TOKENS["alice"])
-    found = at_once(measured, CLIENTS, EACH)
+    measured = served.Server(server.process, (address.hostname or "", address.port or 0), TOKENS["alice"])
+    found = served.at_once(measured, clients, each)
     assert (found["errors"], found["first_errors"]) == (0, [])
-    assert found["requests"] == CLIENTS * EACH
+    assert found["requests"] == clients * each
 
 
 def test_an_answer_comes_in_one_piece(server: Running) -> None:
