@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -64,19 +65,31 @@ def every() -> list[tuple[str, Enforced]]:
     return found
 
 
-def cases(*levels: str, refused: bool = False) -> pytest.MarkDecorator:
-    chosen = [(name, case) for name, case in every() if case.level in levels and (case.failure or not refused)]
-    return pytest.mark.parametrize("case", [case for _, case in chosen], ids=[name for name, _ in chosen])
+def in_every_case(*levels: str, refused: bool = False) -> Callable[[Callable[[Enforced], None]], Callable[[], None]]:
+    """The test holds in each case of these levels; a failure names the case."""
 
+    def decorate(test: Callable[[Enforced], None]) -> Callable[[], None]:
+        def run() -> None:
+            chosen = [(name, case) for name, case in every() if case.level in levels and (case.failure or not refused)]
+            assert len(chosen) > 10
+            for name, case in chosen:
+                try:
+                    test(case)
+                except AssertionError as error:
+                    error.add_note(f"in the case {name}")
+                    raise
 
-EVERY = cases(*LEVELS)
+        run.__name__ = test.__name__
+        return run
+
+    return decorate
 
 
 def written(case: Enforced) -> Receipt:
     return receipt.write(case, LIMITS)
 
 
-@EVERY
+@in_every_case(*LEVELS)
 def test_every_axis_is_there_and_no_other(case: Enforced) -> None:
     found = written(case)
     assert set(found.axes) == set(AXES)
@@ -84,27 +97,27 @@ def test_every_axis_is_there_and_no_other(case: Enforced) -> None:
     assert all(axis.mechanism for axis in found.axes.values())
 
 
-@EVERY
+@in_every_case(*LEVELS)
 def test_an_axis_that_failed_says_at_which_step_with_what_and_what_to_do(case: Enforced) -> None:
     for axis in written(case).axes.values():
         given = [axis.step, axis.errno, axis.fix]
         assert all(given) or not any(given), axis
 
 
-@cases(*LEVELS, refused=True)
+@in_every_case(*LEVELS, refused=True)
 def test_where_a_level_was_refused_every_weaker_axis_says_why(case: Enforced) -> None:
     for name, axis in written(case).axes.items():
         if axis.level != "sealed":
             assert axis.step, f"{name} is {axis.level} and does not say why"
 
 
-@cases("process", "confined")
+@in_every_case("process", "confined")
 def test_nothing_but_a_sealed_cell_claims_to_be_sealed(case: Enforced) -> None:
     for name, axis in written(case).axes.items():
         assert axis.level != "sealed", name
 
 
-@EVERY
+@in_every_case(*LEVELS)
 def test_the_network_is_claimed_only_where_it_was_taken_away(case: Enforced) -> None:
     axis = written(case).axes["network"]
     if case.network or (case.level != "sealed" and not case.seccomp):
@@ -114,7 +127,7 @@ def test_the_network_is_claimed_only_where_it_was_taken_away(case: Enforced) -> 
         assert axis.level == case.level
 
 
-@EVERY
+@in_every_case(*LEVELS)
 def test_memory_is_by_group_only_where_there_is_one_for_memory(case: Enforced) -> None:
     axis = written(case).axes["memory"]
     assert "64 MiB" in axis.mechanism
@@ -128,7 +141,7 @@ def test_memory_is_by_group_only_where_there_is_one_for_memory(case: Enforced) -
         assert axis.errno == errno.errorcode[reason.errno]
 
 
-@EVERY
+@in_every_case(*LEVELS)
 def test_a_bound_on_processes_is_claimed_only_where_something_counts_them(case: Enforced) -> None:
     axis = written(case).axes["processes"]
     if isinstance(case.groups, Home) and "pids" in case.groups.directories:
@@ -143,7 +156,7 @@ def test_a_bound_on_processes_is_claimed_only_where_something_counts_them(case: 
         assert axis.step
 
 
-@EVERY
+@in_every_case(*LEVELS)
 def test_files_of_the_host_are_fenced_only_by_a_root_or_by_landlock(case: Enforced) -> None:
     axis = written(case).axes["files"]
     if case.level == "sealed":
@@ -156,7 +169,7 @@ def test_files_of_the_host_are_fenced_only_by_a_root_or_by_landlock(case: Enforc
         assert "visible" in axis.mechanism
 
 
-@cases("process")
+@in_every_case("process")
 def test_no_axis_of_a_plain_process_names_a_lock_it_lacks(case: Enforced) -> None:
     text = " ".join(axis.mechanism for axis in written(case).axes.values())
     for word in ("namespace", "seccomp", "Landlock", "capabilities"):
