@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 import textwrap
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from docker_engine import docker, docker_host
 from fumehood import AsyncSession, FumehoodError, IsolationUnavailable, OneShot, get_sandbox, open_session
 from fumehood.types import Display, ExecutionResult, Exited, Output
-from support import execute
+from support import HANG_S, execute
 
 __all__ = ["docker", "docker_host"]
 
@@ -75,6 +76,44 @@ GAPS: dict[str, dict[str, str]] = {
 }
 
 
+# How long fumehood waits for what was told to stop, and for a container or a server, before it does without: by what is
+# driven. On a busy machine that may be too short, so only tests of the waiting itself have it as it is.
+GRACE_S = 120.0
+ABOVE = (
+    ("fumehood.execution", "INTERRUPT_GRACE_S"),
+    ("fumehood.execution", "KILL_GRACE_S"),
+    ("fumehood.lifetime", "CLOSE_WAIT_S"),
+)
+LOCAL = (
+    ("fumehood.engine.cell", "_GONE_S"),
+    ("fumehood.engine.interpreter", "_ENDING_S"),
+    ("fumehood.engine.interpreter", "_STOP_S"),
+)
+WAITS = {
+    "sealed": LOCAL,
+    "confined": LOCAL,
+    "process": LOCAL,
+    "docker": (
+        ("fumehood.backends.docker.container", "_MAKE_S"),
+        ("fumehood.backends.docker.container", "_FATE_S"),
+        ("fumehood.backends.docker.interpreter", "_ENDING_S"),
+        ("fumehood.backends.docker.interpreter", "_STOP_S"),
+        ("fumehood.backends.docker.process", "_CONTAINER_GRACE_S"),
+        ("fumehood.backends.docker.process", "_CLOSE_S"),
+    ),
+    "remote": (("fumehood.backends.remote", "_MEET_S"), ("fumehood.backends.remote.process", "_END_S")),
+}
+HURRY_S = 0.5
+
+# For a server in a process of its own: Python runs a module of this name when it starts.
+SITECUSTOMIZE = """
+import importlib, sys
+if sys.orig_argv[1:3] == ["-m", "fumehood"]:
+    for module, name, seconds in {waits!r}:
+        vars(importlib.import_module(module))[name] = seconds
+"""
+
+
 @dataclass(frozen=True)
 class Target:
     level: str  # a level of the local backend, or another backend
@@ -130,7 +169,7 @@ class Box:
     def __call__(self, **settings: Any) -> Box:
         return Box(self.target, {**self.settings, **settings}, self.opened)
 
-    def run(self, code: str, language: str = "python", timeout: float = 20, **named: Any) -> ExecutionResult:
+    def run(self, code: str, language: str = "python", timeout: float = HANG_S, **named: Any) -> ExecutionResult:
         return execute(self.target.driver, self.sandbox, textwrap.dedent(code), language, timeout, **named)
 
     def out(self, code: str, *args: Any, **named: Any) -> str:
@@ -167,7 +206,7 @@ class Kept:
     def wait_for(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    def run(self, code: str, timeout: float = 20, **named: Any) -> ExecutionResult:
+    def run(self, code: str, timeout: float = HANG_S, **named: Any) -> ExecutionResult:
         call = self.__getattr__("run")
         result: ExecutionResult = call(textwrap.dedent(code), timeout, **named)
         return result
@@ -191,27 +230,42 @@ class Kept:
         return f"{getattr(self.places, top)}/{rest}"
 
     def watch(
-        self, program: Any, leave_after: int | None = None, timeout: float = 20
-    ) -> tuple[list[tuple[float, Output | Display | Exited]], ExecutionResult]:
-        """The events of a stream with the times they came, and its result."""
-        seen: list[tuple[float, Any]] = []
+        self, program: Any, leave_after: int | None = None
+    ) -> tuple[list[Output | Display | Exited], ExecutionResult]:
+        """The events of a stream, and its result."""
+        seen: list[Any] = []
 
         async def watch() -> ExecutionResult:
-            async with self.session.stream(program, timeout) as stream:
+            async with self.session.stream(program, HANG_S) as stream:
                 async for event in stream:
-                    seen.append((time.monotonic(), event))
+                    seen.append(event)
                     if len(seen) == leave_after:
                         break
             return stream.result
 
         if self.target.driver == "async":
             return seen, self.wait_for(watch())
-        with self.session.stream(program, timeout) as stream:
+        with self.session.stream(program, HANG_S) as stream:
             for event in stream:
-                seen.append((time.monotonic(), event))
+                seen.append(event)
                 if len(seen) == leave_after:
                     break
         return seen, stream.result
+
+
+def timed_out(run: Callable[[float], ExecutionResult], says: str) -> tuple[ExecutionResult, float]:
+    """What a time-out makes of a program that has said `says`, and that time-out: on a busy machine a longer one."""
+    timeout = 0.4
+    while True:
+        result = run(timeout)
+        assert result.meta["reason"] == "timeout", result
+        if says in result.stdout:
+            assert (result.exit_code, result.meta["timed_out"]) == (-1, True)
+            assert f"timed out after {timeout:g} s" in result.stderr
+            assert result.duration >= timeout
+            return result, timeout
+        timeout *= 2
+        assert timeout < HANG_S, result
 
 
 @functools.cache
@@ -231,8 +285,26 @@ def target(request: pytest.FixtureRequest) -> Target:
     return request.param
 
 
-@pytest.fixture(scope="session")
-def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not stop when it is interrupted is killed soon."""
+    monkeypatch.setattr("fumehood.execution.INTERRUPT_GRACE_S", HURRY_S)
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of(request.node)
+    for module, name in (*ABOVE, *WAITS.get(target.level, ())) if target is not None else ():
+        monkeypatch.setattr(importlib.import_module(module), name, GRACE_S)
+
+
+@pytest.fixture
+def within_s(request: pytest.FixtureRequest) -> float:
+    """How long to wait for what must come; for what is not to be expected, since the target has that gap, a moment."""
+    return 3.0 if gaps_of(request.node) else HANG_S
+
+
+def serve(directory: Path, interrupt_grace_s: float) -> Iterator[tuple[str, str]]:
     """A server's address and a token for it. It allows all that the tests ask for."""
     pytest.importorskip("starlette", reason="needs the extra `server`")
     from running import TOKENS, Running
@@ -241,16 +313,29 @@ def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[st
         pytest.skip(reason)
     allowed = {"NETWORK": "true", "SUPPORTED_LANGUAGES": "python,javascript,bash", "ALLOWED_COMMANDS": "*"}
     settings = {**allowed, "ISOLATION": "sealed", "MEMORY_MB": "4096", "STORE_CODE": "never"}
-    env = {f"SANDBOX_{name}": value for name, value in settings.items()}
-    server = Running(tmp_path_factory.mktemp("remote"), env=env)
+    waits = [*((*wait, GRACE_S) for wait in (*ABOVE, *LOCAL)), (*ABOVE[0], interrupt_grace_s)]
+    (directory / "sitecustomize.py").write_text(SITECUSTOMIZE.format(waits=waits), "utf-8")
+    env = {"PYTHONPATH": str(directory), **{f"SANDBOX_{name}": value for name, value in settings.items()}}
+    server = Running(directory, env=env)
     yield server.url, TOKENS["alice"]
     assert server.stop() == 0
 
 
+@pytest.fixture(scope="session")
+def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    yield from serve(tmp_path_factory.mktemp("remote"), GRACE_S)
+
+
+@pytest.fixture(scope="session")
+def hurried_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    yield from serve(tmp_path_factory.mktemp("hurried"), HURRY_S)
+
+
 @pytest.fixture
-def remote(remote_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in the environment, where a user would say it."""
-    url, token = remote_server
+def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server in the environment, where a user would say it."""
+    server = "hurried_server" if "hurried" in request.fixturenames else "remote_server"
+    url, token = request.getfixturevalue(server)
     monkeypatch.setenv("SANDBOX_REMOTE_URL", url)
     monkeypatch.setenv("SANDBOX_REMOTE_TOKEN", token)
 
@@ -258,9 +343,8 @@ def remote(remote_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(autouse=True)
 def engine(request: pytest.FixtureRequest) -> None:
     """For targets that need Docker, the tests' own engine; for those that need a server, a real one."""
-    callspec = getattr(request.node, "callspec", None)
-    target = callspec.params.get("target") if callspec else None
-    if isinstance(target, Target) and target.level in ("docker", "remote"):
+    target = target_of(request.node)
+    if target is not None and target.level in ("docker", "remote"):
         request.getfixturevalue(target.level)
 
 
@@ -301,11 +385,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
-def gaps_of(item: pytest.Item) -> dict[str, str]:
-    """The gaps of its target that it falls in: as a "test", as part of its "module"."""
+def target_of(item: pytest.Item) -> Target | None:
     callspec = getattr(item, "callspec", None)
     target = callspec.params.get("target") if callspec else None
-    if not isinstance(target, Target):
+    return target if isinstance(target, Target) else None
+
+
+def gaps_of(item: pytest.Item) -> dict[str, str]:
+    """The gaps of its target that it falls in: as a "test", as part of its "module"."""
+    target = target_of(item)
+    if target is None:
         return {}
     gaps = {**GAPS.get(target.level, {}), **GAPS.get(str(target), {})}
     module = item.module.__name__.rpartition(".")[2]  # type: ignore[attr-defined]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
+import textwrap
 
 import pytest
 
 from fumehood.execution import TRUNCATED
 
-from .test_programs import alive
+from .conftest import timed_out
+from .test_programs import new_marker, nothing_left
 
 STUBBORN = {
     "busy": "while True: pass",
-    "asleep": "import time; time.sleep(600)",
+    "asleep": "import time; time.sleep(3600)",
     "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
     "ignores signals": """
         import signal, time
@@ -27,10 +28,10 @@ STUBBORN = {
         if os.fork(): os.wait()
         os.setsid()
         if os.fork(): os.wait()
-        time.sleep(600)
+        time.sleep(3600)
     """,
-    "closed its outputs": "import os, time; os.closerange(0, 256); time.sleep(600)",
-    "waits for stdin of a child": "import subprocess; subprocess.run(['sleep', '600'])",
+    "closed its outputs": "import os, time; os.closerange(0, 256); time.sleep(3600)",
+    "waits for stdin of a child": "import subprocess; subprocess.run(['sleep', '3600'])",
     "floods": "while True: print('spam' * 1000)",
     "forks": """
         import os, time
@@ -42,17 +43,16 @@ STUBBORN = {
 
 
 @pytest.mark.parametrize("code", STUBBORN.values(), ids=STUBBORN)
-def test_a_time_out_ends_everything_in_time(box, code):
-    started = time.monotonic()
-    result = box(processes=40, output_kill_mb=1_000_000).run(code, timeout=0.7)
-    assert (result.exit_code, result.meta["reason"], result.meta["timed_out"]) == (-1, "timeout", True)
-    assert "timed out after 0.7 s" in result.stderr
-    assert 0.7 <= result.duration <= (10.7 if box.target.level == "docker" else 2.7)  # a container is made in it
-    assert time.monotonic() - started < 15.7  # the engine may have had to start first
+def test_a_time_out_ends_everything(box, code):
+    """Whoever does not end it waits for an hour."""
+    box = box(processes=40, output_kill_mb=1_000_000)
+    timed_out(
+        lambda timeout: box.run(f"print('begins', flush=True)\n{textwrap.dedent(code)}", timeout=timeout), "begins"
+    )
 
 
 def test_a_time_out_leaves_no_process_of_the_tree(box):
-    marker = f"{time.time_ns() % 10**9 + 10**6}.25"
+    marker = new_marker()
     code = f"""
         import os, subprocess, time
         for _ in range(3): subprocess.Popen(["sleep", "{marker}"], start_new_session=True)
@@ -60,22 +60,30 @@ def test_a_time_out_leaves_no_process_of_the_tree(box):
             os.setsid()
             subprocess.run(["sleep", "{marker}"])
         print("started", flush=True)
-        time.sleep(600)
+        time.sleep(3600)
     """
-    result = box.run(code, timeout=1)
+    result, _ = timed_out(lambda timeout: box.run(code, timeout=timeout), "started")
     assert result.stdout == "started\n"
-    assert not alive(marker)
+    assert nothing_left(box, marker)
 
 
 def test_what_was_printed_before_the_time_out_is_kept(box):
-    result = box.run("print('so far', flush=True)\nwhile True: pass", timeout=0.5)
-    assert (result.stdout, result.meta["reason"]) == ("so far\n", "timeout")
+    code = "print('so far', flush=True)\nwhile True: pass"
+    result, _ = timed_out(lambda timeout: box.run(code, timeout=timeout), "so far")
+    assert result.stdout == "so far\n"
 
 
 def test_memory(box):
-    code = "keep = []\nfor _ in range(600): keep.append(bytearray(b'x' * 1024 * 1024))\nprint('survived')"
+    code = """
+        import time
+        keep = []
+        for _ in range(600): keep.append(bytearray(b"x" * 1024 * 1024))
+        print("survived", flush=True)
+        time.sleep(3600)  # where a process watches and not the kernel, it may come late
+    """
     result = box(memory_mb=150).run(code)
-    assert (result.meta["reason"], result.exit_code, result.stdout) == ("memory", 137, "")
+    assert (result.meta["reason"], result.exit_code) == ("memory", 137), result
+    assert result.stdout == "" or "cgroup" not in result.meta["isolation"]["memory"]["mechanism"]
     assert "150 MB" in result.stderr
     assert "SANDBOX_MEMORY_MB" in result.stderr
 
@@ -86,9 +94,8 @@ def test_memory_counts_for_the_whole_tree(box):
         for _ in range(6):
             if os.fork() == 0:
                 keep = bytearray(b"x" * 60 * 1024 * 1024)
-                time.sleep(1)
-                os._exit(0)
-        sys.exit(any([os.wait()[1] for _ in range(6)]))
+                time.sleep(3600)
+        sys.exit(os.wait()[1] != 0)
     """
     result = box(memory_mb=200).run(code)
     assert result.meta["reason"] == "memory"
@@ -103,7 +110,7 @@ def test_processes(box):
     code = """
         import os, time
         for _ in range(200):
-            if os.fork() == 0: time.sleep(60)
+            if os.fork() == 0: time.sleep(3600)
     """
     result = box(processes=30).run(code)
     assert result.exit_code == 1
@@ -114,7 +121,7 @@ def test_processes(box):
 def test_threads_count_as_processes(box):
     code = """
         import threading, time
-        for _ in range(200): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+        for _ in range(200): threading.Thread(target=time.sleep, args=[3600], daemon=True).start()
     """
     result = box(processes=30).run(code)
     assert result.exit_code == 1, str(result)
@@ -156,9 +163,8 @@ def test_open_files(box):
 
 
 def test_cpu_time(box):
-    result = box(cpu_sec=1).run("while True: pass", timeout=15)
+    result = box(cpu_sec=1).run("while True: pass")
     assert result.exit_code == 128 + 24 or result.exit_code == 137
-    assert result.duration < 10
     assert "SANDBOX_CPU_SEC" in result.stderr
 
 
@@ -172,5 +178,5 @@ def test_too_much_output(box):
 def test_usage_is_plausible(box):
     code = "import time\nkeep = bytearray(b'x' * 80 * 1024 * 1024)\nwhile time.process_time() < 0.4: pass"
     usage = box.run(code).meta["usage"]
-    assert 0.3 <= usage["cpu_s"] < 5
+    assert 0.3 <= usage["cpu_s"] < 60
     assert 80 * 1024 * 1024 <= usage["max_rss_bytes"] < 400 * 1024 * 1024

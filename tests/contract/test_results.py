@@ -9,6 +9,7 @@ import pytest
 
 from fumehood import BadArgument, ConfigurationError, ExecutionResult, IsolationUnavailable, LanguageNotAllowed
 from fumehood.types import AXES, LEVELS
+from support import HANG_S
 
 
 def test_a_result_has_every_documented_part(box):
@@ -17,11 +18,11 @@ def test_a_result_has_every_documented_part(box):
     assert isinstance(result.stdout, str)
     assert isinstance(result.stderr, str)
     assert (result.exit_code, result.meta["reason"]) == (0, "ok")
-    assert 0 < result.duration < 20
+    assert result.duration > 0
     assert result.meta["runtime"] == box.target.settings["type"]
     assert result.meta["truncated"] is result.meta["timed_out"] is False
     assert result.meta["blocked_imports"] == []
-    assert result.meta["timeout"] == 20
+    assert result.meta["timeout"] == HANG_S
     json.dumps(result.meta)
 
 
@@ -63,21 +64,21 @@ def test_a_language_that_is_not_allowed_names_the_setting(box):
         box.run("ls", "bash")
 
 
-@pytest.mark.parametrize(
-    ("named", "what"),
-    [
-        ({"timeout": 0}, "timeout"),
-        ({"timeout": -5}, "timeout"),
-        ({"timeout": math.nan}, "timeout"),
-        ({"args": "x"}, "args"),
-        ({"stdin": 1}, "stdin"),
-        ({"env": {"A": 1}}, "env"),
-        ({"files": {"../x": b""}}, "files"),
-    ],
-)
-def test_a_bad_argument_is_refused_by_name(box, named, what):
-    with pytest.raises(BadArgument, match=what):
-        box.run("pass", **named)
+BAD_ARGUMENTS = [
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": -5}, "timeout"),
+    ({"timeout": math.nan}, "timeout"),
+    ({"args": "x"}, "args"),
+    ({"stdin": 1}, "stdin"),
+    ({"env": {"A": 1}}, "env"),
+    ({"files": {"../x": b""}}, "files"),
+]
+
+
+def test_a_bad_argument_is_refused_by_name(box):
+    for named, what in BAD_ARGUMENTS:
+        with pytest.raises(BadArgument, match=what):
+            box.run("pass", **named)
 
 
 def test_an_unknown_setting_is_refused_by_name(box):

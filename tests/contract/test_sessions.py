@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from fumehood import AsyncSession, errors, execution
+from fumehood import AsyncSession, errors
 from fumehood.execution import TRUNCATED
 from fumehood.types import Display, Exited, Output
-from support import wait_until
+from support import HANG_S, wait_until
 
-from .conftest import SESSION_TARGETS, Kept, Target
-from .test_programs import alive
+from .conftest import SESSION_TARGETS, Kept, Target, timed_out
+from .test_programs import alive, gone, is_up, new_marker
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -32,18 +32,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(params=SESSION_TARGETS, ids=str)
 def target(request: pytest.FixtureRequest) -> Target:
     return request.param
-
-
-def new_marker() -> str:
-    return f"{time.time_ns() % 10**9 + 10**6}.75"
-
-
-def is_up(marker: str) -> bool:
-    return wait_until(lambda: alive(marker), 2)  # for an instant after exec there is no command line yet
-
-
-def gone(marker: str, within_s: float = 5.0) -> bool:
-    return wait_until(lambda: not alive(marker), within_s)
 
 
 def in_the_background(marker: str) -> str:
@@ -80,23 +68,23 @@ def test_two_sessions_have_nothing_in_common(session: Kept) -> None:
 # ---- values
 
 
-@pytest.mark.parametrize(
-    ("code", "results"),
-    [
-        ("1 + 1", ["2"]),
-        ("x = 1", []),
-        ("None", []),
-        ("5;", []),
-        ("display('a')\n'b'", ["a", "'b'"]),
-        ("if True:\n    7", []),
-        ("# nothing", []),
-    ],
-)
-def test_the_last_expression_is_a_result(session: Kept, code: str, results: list[str]) -> None:
-    result = session.run(code)
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
-    shown = [bundle["text/plain"] for bundle in result.meta["results"]]
-    assert [text.strip("'") for text in shown] == [text.strip("'") for text in results]
+LAST_EXPRESSIONS: list[tuple[str, list[str]]] = [
+    ("1 + 1", ["2"]),
+    ("x = 1", []),
+    ("None", []),
+    ("5;", []),
+    ("display('a')\n'b'", ["a", "'b'"]),
+    ("if True:\n    7", []),
+    ("# nothing", []),
+]
+
+
+def test_the_last_expression_is_a_result(session: Kept) -> None:
+    for code, results in LAST_EXPRESSIONS:
+        result = session.run(code)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", ""), code
+        shown = [bundle["text/plain"] for bundle in result.meta["results"]]
+        assert [text.strip("'") for text in shown] == [text.strip("'") for text in results], code
 
 
 def test_a_rich_value_comes_in_all_its_forms(session: Kept) -> None:
@@ -118,7 +106,7 @@ def test_a_rich_value_comes_in_all_its_forms(session: Kept) -> None:
 def test_a_figure_comes_back_without_being_shown(session: Kept) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     code = "import matplotlib.pyplot as plt\nfigure = plt.figure(figsize=(1, 1)); plt.plot([1, 2]);"
-    result = session(memory_mb=2048).run(code, timeout=60)
+    result = session(memory_mb=2048).run(code)
     assert (result.exit_code, result.stderr) == (0, "")
     (image,) = [bundle["image/png"] for bundle in result.meta["results"] if "image/png" in bundle]
     assert base64.b64decode(image).startswith(PNG)
@@ -156,18 +144,16 @@ def test_a_syntax_error_shows_the_line(session: Kept) -> None:
 
 def test_a_time_out_interrupts_and_keeps_the_state(session: Kept) -> None:
     session.out("x = 41")
-    result = session.run("x += 1\nprint('began')\nimport time\nwhile True: time.sleep(0.01)", timeout=0.5)
-    assert (result.exit_code, result.meta["reason"], result.meta["timed_out"]) == (-1, "timeout", True)
+    code = "y = x + 1\nprint('began')\nimport time\nwhile True: time.sleep(0.01)"
+    result, _ = timed_out(lambda timeout: session.run(code, timeout), "began")
     assert (result.stdout, result.meta["state"]) == ("began\n", "kept")
-    assert "timed out after 0.5 s" in result.stderr
-    assert 0.5 <= result.duration < 2.5
-    assert session.out("print(x)") == "42"
+    assert session.out("print(y)") == "42"
 
 
 def test_a_busy_loop_is_interrupted_too(session: Kept) -> None:
     session.out("x = 42")
-    result = session.run("while True: pass", timeout=0.5)
-    assert (result.exit_code, result.meta["state"]) == (-1, "kept")
+    result, _ = timed_out(lambda timeout: session.run("print('began')\nwhile True: pass", timeout), "began")
+    assert result.meta["state"] == "kept"
     assert session.out("print(x)") == "42"
 
 
@@ -180,15 +166,19 @@ STUBBORN = {
 }
 
 
-@pytest.mark.parametrize("code", STUBBORN.values(), ids=STUBBORN)
-def test_a_run_that_does_not_stop_loses_its_variables_and_not_its_files(session: Kept, code: str) -> None:
-    session.out("import os, signal, time\nx = 1; open('a', 'w').write('kept');")
-    result = session.run(code, timeout=0.5)
-    assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (-1, "timeout", "lost")
-    assert "timed out after 0.5 s" in result.stderr
-    assert "variables" in result.stderr
-    assert 0.5 <= result.duration < 4.5
-    assert session.out("print(open('a').read(), 'x' in globals())") == "kept False"
+@pytest.mark.usefixtures("hurried")
+def test_a_run_that_does_not_stop_loses_its_variables_and_not_its_files(session: Kept) -> None:
+    session.out("open('a', 'w').write('kept');")
+    for name, code in STUBBORN.items():
+
+        def run(timeout: float, code: str = code) -> Any:
+            session.out("import os, signal, time\nx = 1")
+            return session.run("print('began', flush=True)\n" + code, timeout)
+
+        result, _ = timed_out(run, "began")
+        assert result.meta["state"] == "lost", name
+        assert "variables" in result.stderr
+        assert session.out("print(open('a').read(), 'x' in globals())") == "kept False", name
 
 
 def test_a_run_that_ends_its_interpreter(session: Kept) -> None:
@@ -214,30 +204,50 @@ def test_a_crash_of_the_interpreter(session: Kept) -> None:
 def test_the_memory_limit(session: Kept) -> None:
     small = session(memory_mb=150)
     small.out("open('a', 'w').write('kept');")
-    result = small.run("keep = []\nfor _ in range(600): keep.append(bytearray(b'x' * 1024 * 1024))")
+    result = small.run("""
+        import time
+        keep = []
+        for _ in range(600): keep.append(bytearray(b"x" * 1024 * 1024))
+        time.sleep(3600)  # where a process watches and not the kernel, it may come late
+    """)
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (137, "memory", "lost")
     assert "SANDBOX_MEMORY_MB" in result.stderr
     assert small.out("print(open('a').read())") == "kept"
 
 
 def test_an_interpreter_that_died_between_two_runs_is_replaced_and_that_is_told(session: Kept) -> None:
-    session.out("""
-        import os, threading, time
+    name = f"dying-{os.urandom(4).hex()}"
+    session.out(f"""
+        import ctypes, os, threading, time
         x = 1
-        threading.Thread(target=lambda: (time.sleep(0.2), os._exit(9))).start()
+        ctypes.CDLL(None).prctl(15, {name.encode()!r})  # PR_SET_NAME: to be known by, from outside
+        threading.Thread(target=lambda: (time.sleep(0.2), os._exit(9))).start();
     """)
-    time.sleep(0.7)
+    assert wait_until(lambda: not has_the_name(name))
     result = session.run("print('ran')")
     assert (result.stdout, result.exit_code, result.meta["state"]) == ("ran\n", 0, "lost")
     assert "variables" in result.stderr
     assert session.run("print('again')").meta["state"] == "kept"
 
 
+def has_the_name(name: str) -> bool:
+    """Whether anybody who lives has it."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                before, _, after = file.read().rpartition(")")
+        except OSError:
+            continue
+        if before.partition("(")[2] == name and after.split()[0] not in "ZX":
+            return True
+    return False
+
+
 def test_the_memory_limit_counts_for_runs_and_commands_together(session: Kept) -> None:
     small = session(memory_mb=300)
     greedy = "keep = bytearray(b'x') * (180 << 20)"
     small.out(greedy)
-    meta = small.exec(["python", "-c", greedy], 20).meta
+    meta = small.exec(["python", "-c", greedy], HANG_S).meta
     if session.target.level != "fake" and "cgroup" not in meta["isolation"]["memory"]["mechanism"]:
         pytest.skip("without control groups each command and its children are counted for themselves")
     assert meta["reason"] == "memory"
@@ -266,7 +276,7 @@ def test_cancel_from_another_thread_keeps_the_state_and_the_session(session: Kep
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(session.run, code)
-        wait_until(lambda: alive(marker) or running.done(), 15)
+        wait_until(lambda: alive(marker) or running.done())
         session.cancel()
         result = running.result()
     assert (result.meta["reason"], result.exit_code, result.meta["state"]) == ("cancelled", 130, "kept"), result
@@ -311,11 +321,10 @@ def test_nothing_of_the_host_s_environment_reaches_a_session(session: Kept, monk
 
 
 def test_a_command_s_time_out_ends_its_tree_and_leaves_the_variables_alone(session: Kept) -> None:
-    marker, kept = new_marker(), new_marker()[:-2] + "25"
+    marker, kept = new_marker(), new_marker()
     session.out("x = 42\n" + in_the_background(kept))
-    result = session.exec(["sh", "-c", f"sleep {marker} & setsid sleep {marker} & sleep {marker}"], 1)
-    assert (result.exit_code, result.meta["reason"]) == (-1, "timeout")
-    assert "timed out after 1 s" in result.stderr
+    command = ["sh", "-c", f"sleep {marker} & setsid sleep {marker} & echo up; sleep {marker}"]
+    timed_out(lambda timeout: session.exec(command, timeout), "up")
     assert gone(marker)
     assert is_up(kept)
     assert session.out("print(x, child.poll())") == "42 None"
@@ -330,18 +339,17 @@ def test_a_command_leaves_nothing_running(session: Kept) -> None:
 # ---- streams
 
 
-SLOW = "import time; print('one', flush=True); time.sleep(0.6); print('two'); 'value'"
-
-
 def test_output_arrives_while_it_runs(session: Kept) -> None:
-    session.out("")
-    seen, result = session.watch(SLOW)
-    ended = time.monotonic()
-    events = [event for _, event in seen]
-    assert events[0] == Output("stdout", b"one\n")
-    assert ended - seen[0][0] > 0.3
-    assert isinstance(events[-1], Exited)
-    assert [event.data["text/plain"] for event in events if isinstance(event, Display)] == ["'value'"]
+    seen, result = session.watch("import time; print('one', flush=True); time.sleep(3600)", leave_after=1)
+    assert seen == [Output("stdout", b"one\n")]
+    assert (result.stdout, result.meta["reason"]) == ("one\n", "cancelled")
+
+
+def test_all_that_a_run_prints_and_shows_is_in_its_stream_and_in_its_result(session: Kept) -> None:
+    seen, result = session.watch("print('one', flush=True); print('two'); 'value'")
+    assert b"".join(event.data for event in seen if isinstance(event, Output)) == b"one\ntwo\n"
+    assert isinstance(seen[-1], Exited)
+    assert [event.data["text/plain"] for event in seen if isinstance(event, Display)] == ["'value'"]
     assert result.stdout == "one\ntwo\n"
     assert (result.exit_code, result.meta["results"][0]["text/plain"]) == (0, "'value'")
 
@@ -349,14 +357,16 @@ def test_output_arrives_while_it_runs(session: Kept) -> None:
 def test_what_is_printed_and_what_is_shown_arrive_in_their_order(session: Kept) -> None:
     session.out("class Large:\n    def _repr_html_(self): return 'x' * 30_000")
     seen, _ = session.watch("for i in range(10):\n    print(i)\n    display(Large())")
-    assert [type(event) for _, event in seen] == [Output, Display] * 10 + [Exited]
-    assert [event.data for _, event in seen[:-1:2]] == [b"%d\n" % i for i in range(10)]
+    assert [type(event) for event in seen] == [Output, Display] * 10 + [Exited]
+    assert [event.data for event in seen[:-1:2]] == [b"%d\n" % i for i in range(10)]
 
 
 def test_the_output_of_a_command_arrives_while_it_runs(session: Kept) -> None:
-    seen, result = session.watch(["sh", "-c", "echo one; sleep 0.6; echo two"])
-    assert seen[0][1] == Output("stdout", b"one\n")
-    assert seen[-1][0] - seen[0][0] > 0.3
+    seen, result = session.watch(["sh", "-c", "echo one; sleep 3600"], leave_after=1)
+    assert seen == [Output("stdout", b"one\n")]
+    assert (result.stdout, result.meta["reason"]) == ("one\n", "cancelled")
+    seen, result = session.watch(["sh", "-c", "echo one; echo two"])
+    assert b"".join(event.data for event in seen if isinstance(event, Output)) == b"one\ntwo\n"
     assert (result.stdout, result.exit_code) == ("one\ntwo\n", 0)
 
 
@@ -365,7 +375,7 @@ def test_leaving_a_stream_early_stops_the_run_and_keeps_the_state(session: Kept)
     session.out("x = 42")
     code = f"print('up', flush=True); import subprocess; subprocess.run(['sleep', '{marker}'])"
     seen, result = session.watch(code, leave_after=1)
-    assert seen[0][1] == Output("stdout", b"up\n")
+    assert seen == [Output("stdout", b"up\n")]
     assert (result.meta["reason"], result.meta["state"]) == ("cancelled", "kept")
     assert gone(marker)
     assert session.out("print(x)") == "42"
@@ -374,7 +384,7 @@ def test_leaving_a_stream_early_stops_the_run_and_keeps_the_state(session: Kept)
 def test_leaving_the_stream_of_a_command_ends_its_tree(session: Kept) -> None:
     marker = new_marker()
     seen, _ = session.watch(["sh", "-c", f"setsid sleep {marker} & echo up; sleep {marker}"], leave_after=1)
-    assert seen[0][1] == Output("stdout", b"up\n")
+    assert seen == [Output("stdout", b"up\n")]
     assert gone(marker)
 
 
@@ -384,7 +394,7 @@ def test_a_slow_reader_gets_everything(session: Kept) -> None:
 
     async def slowly() -> int:
         total = 0
-        async with session.session.stream(code, 60) as stream:
+        async with session.session.stream(code, HANG_S) as stream:
             async for event in stream:
                 if isinstance(event, Output):
                     total += len(event.data)
@@ -394,7 +404,7 @@ def test_a_slow_reader_gets_everything(session: Kept) -> None:
     if session.target.driver == "async":
         total = session.wait_for(slowly())
     else:
-        with session.stream(code, 60) as stream:
+        with session.stream(code, HANG_S) as stream:
             for event in stream:
                 total += len(event.data) if isinstance(event, Output) else 0
     assert total == 200 * 5 * 20_000
@@ -412,15 +422,18 @@ def test_a_second_call_waits(session: Kept) -> None:
 
 
 def test_a_second_call_is_refused_where_that_is_the_choice(session: Kept) -> None:
+    marker = new_marker()
     strict = session(session_busy="refuse")
     strict.out("")
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(strict.run, "import time; time.sleep(1.5); print('done')")
-        time.sleep(0.5)
+        first = pool.submit(strict.run, f"import subprocess; print('up'); subprocess.run(['sleep', '{marker}'])")
+        wait_until(lambda: alive(marker) or first.done())
         for refused in (lambda: strict.run("1"), lambda: strict.exec(["echo"]), lambda: strict.write("/tmp/a", "")):
             with pytest.raises(errors.SessionBusy):
                 refused()
-        assert first.result().stdout == "done\n"
+        assert not first.done()
+        strict.cancel()
+        assert (first.result().stdout, first.result().meta["reason"]) == ("up\n", "cancelled")
     assert strict.out("print('free')") == "free"
 
 
@@ -431,6 +444,11 @@ def started(session: Kept, marker: str) -> str:
     session.out(in_the_background(marker))
     assert is_up(marker)
     return session.places.workspace
+
+
+def started_and_told(marker: str) -> str:
+    """The same for a session that may end before anybody else looks: prints whether it runs, and where."""
+    return f"{in_the_background(marker)}; import os; print(child.poll() is None, os.getcwd())"
 
 
 def test_close_ends_everything_and_twice_is_fine(session: Kept) -> None:
@@ -450,13 +468,11 @@ def test_close_while_a_run_goes_on_ends_it(session: Kept) -> None:
     marker = new_marker()
     session.out("")
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(session.run, f"import subprocess; subprocess.run(['sleep', '{marker}'])", 60)
+        running = pool.submit(session.run, f"import subprocess; subprocess.run(['sleep', '{marker}'])")
         assert is_up(marker)
-        began = time.monotonic()
         session.close()
-        assert time.monotonic() - began < 8
         try:
-            assert running.result(10).meta["reason"] == "cancelled"
+            assert running.result().meta["reason"] == "cancelled"
         except errors.SessionEnded:
             pass
     assert gone(marker)
@@ -494,56 +510,76 @@ def test_garbage_ends_everything(session: Kept) -> None:
 def test_an_idle_session_ends(session: Kept) -> None:
     marker = new_marker()
     idle = session(session_idle_sec=0.7)
-    workspace = started(idle, marker)
+    is_running, workspace = idle.out(started_and_told(marker)).split()
+    assert is_running == "True"
     assert gone(marker)
     assert workspace == "/workspace" or wait_until(lambda: not os.path.exists(workspace))
-    assert idle.ended
+    assert wait_until(lambda: idle.ended)
     with pytest.raises(errors.SessionEnded, match="SANDBOX_SESSION_IDLE_SEC"):
         idle.run("1")
 
 
 def test_a_session_that_is_used_is_not_idle(session: Kept) -> None:
-    idle = session(session_idle_sec=1.5)
-    idle.out("x = 42")
-    for _ in range(4):
-        time.sleep(0.6)
-        idle.out("x += 1")
-    assert idle.run("import time; time.sleep(2); print(x)").stdout == "46\n"
+    """Where a pause was longer than meant, since the machine is busy, it is tried again with longer ones."""
+
+    def used(idle_s: float) -> bool:
+        idle = session(session_idle_sec=idle_s)
+        try:
+            idle.out("x = 42")
+            for _ in range(4):
+                time.sleep(0.4 * idle_s)
+                idle.out("x += 1")
+            assert idle.out(f"import time; time.sleep({1.3 * idle_s}); print(x)") == "46"
+            assert idle.out("print(x)") == "46"
+            return True
+        except errors.SessionEnded:
+            return False
+
+    assert any(used(idle_s) for idle_s in (0.5, 2, 8, 16, 16, 16))
 
 
 def test_a_session_has_an_end_whatever_happens(session: Kept) -> None:
-    marker = new_marker()
+    """Where it came before the second call, since the machine is busy, it is tried again with a later one."""
     session.check()  # the engine is up
-    short = session(session_max_sec=3)
-    started(short, marker)
-    result = short.run("import time; time.sleep(60)", timeout=60)
-    assert (result.meta["reason"], result.exit_code) == ("timeout", -1)
-    assert "SANDBOX_SESSION_MAX_SEC" in result.stderr
-    assert result.duration < 5
-    assert gone(marker)
-    with pytest.raises(errors.SessionEnded, match="SANDBOX_SESSION_MAX_SEC"):
-        short.run("1")
+
+    def cut(max_s: float) -> bool:
+        marker = new_marker()
+        short = session(session_max_sec=max_s)
+        result = short.run(started_and_told(marker))
+        if result.meta["reason"] == "timeout":
+            return False
+        assert result.stdout.split()[0] == "True", result
+        try:
+            result = short.run("import time; time.sleep(3600)")
+        except errors.SessionEnded:
+            return False
+        assert (result.meta["reason"], result.exit_code) == ("timeout", -1)
+        assert "SANDBOX_SESSION_MAX_SEC" in result.stderr
+        assert result.duration <= max_s + HANG_S / 2  # not what the call itself would have been given
+        assert gone(marker)
+        with pytest.raises(errors.SessionEnded, match="SANDBOX_SESSION_MAX_SEC"):
+            short.run("1")
+        return True
+
+    assert any(cut(max_s) for max_s in (1.5, 6, 24, 96))
 
 
 HOST = """
-import asyncio, subprocess, sys, time
+import asyncio, sys
+sys.path.insert(0, {tests!r})
+from contract.test_programs import is_up
 from fumehood import AsyncSession, open_session
 code = {code!r}
 if {driver!r} == "direct":
     session = open_session(**{settings!r})
-    result = session.run(code)
+    result = session.run(code, {timeout!r})
 else:
     session = AsyncSession(**{settings!r})
     async def scenario():
-        return await session.run(code)
+        return await session.run(code, {timeout!r})
     result = asyncio.run(scenario())
 assert result.exit_code == 0, result
-for _ in range(50):
-    lines = subprocess.run("cat /proc/[0-9]*/cmdline 2> /dev/null", shell=True, capture_output=True).stdout
-    if {marker!r}.encode() in lines:
-        break
-    time.sleep(0.02)
-print({marker!r}.encode() in lines, session.places.workspace, flush=True)
+print(is_up({marker!r}, {within_s!r}), session.places.workspace, flush=True)
 how = sys.argv[1]
 if how == "waits":
     sys.stdin.read()
@@ -552,34 +588,43 @@ if how == "raises":
 """
 
 
-def host_program(session: Kept, marker: str, tmp_path: Path) -> list[str]:
+def host_program(session: Kept, marker: str, tmp_path: Path, within_s: float) -> list[str]:
     settings = {"store_code": "never", **session.target.settings}
-    text = HOST.format(settings=settings, code=in_the_background(marker), driver=session.target.driver, marker=marker)
-    (tmp_path / "host.py").write_text(text)  # in a file, so that the marker is on no other command line
+    text = HOST.format(
+        settings=settings,
+        code=in_the_background(marker),
+        driver=session.target.driver,
+        marker=marker,
+        tests=str(Path(__file__).parents[1]),
+        timeout=HANG_S,
+        within_s=within_s,
+    )
+    (tmp_path / "host.py").write_text(text, "utf-8")  # in a file, so that the marker is on no other command line
     return [sys.executable, str(tmp_path / "host.py")]
 
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
-def test_the_end_of_the_process_ends_everything(session: Kept, tmp_path: Path, how: str) -> None:
+def test_the_end_of_the_process_ends_everything(session: Kept, tmp_path: Path, how: str, within_s: float) -> None:
     marker = new_marker()
-    done = subprocess.run([*host_program(session, marker, tmp_path), how], capture_output=True, text=True, timeout=60)
+    program = [*host_program(session, marker, tmp_path, within_s), how]
+    done = subprocess.run(program, capture_output=True, encoding="utf-8", timeout=HANG_S)
     assert done.returncode == (how == "raises"), done.stderr
     assert done.stderr == "" or how == "raises"
     was_alive, workspace = done.stdout.split()
     assert was_alive == "True"
     assert gone(marker)
-    assert workspace == "/workspace" or not os.path.exists(workspace)
+    assert workspace == "/workspace" or wait_until(lambda: not os.path.exists(workspace))
 
 
-def test_the_death_of_the_process_ends_everything(session: Kept, tmp_path: Path) -> None:
+def test_the_death_of_the_process_ends_everything(session: Kept, tmp_path: Path, within_s: float) -> None:
     marker = new_marker()
-    program = [*host_program(session, marker, tmp_path), "waits"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+    program = [*host_program(session, marker, tmp_path, within_s), "waits"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as host:
         assert host.stdout is not None
         was_alive, workspace = host.stdout.readline().split()
         assert was_alive == "True"
         host.send_signal(signal.SIGKILL)
-    assert gone(marker)
+    assert gone(marker, within_s)
     assert workspace == "/workspace" or wait_until(lambda: not os.path.exists(workspace))
 
 
@@ -590,9 +635,9 @@ settings, direct, how = {settings!r}, {driver!r} == "direct", sys.argv[1]
 session = (open_session if direct else AsyncSession)(**settings)
 loop = asyncio.new_event_loop()
 call = (lambda answer: answer) if direct else loop.run_until_complete
-call(session.run("x = 42"))
+call(session.run("x = 42", {timeout!r}))
 if os.fork() == 0:
-    signal.alarm(20)
+    signal.alarm(int({timeout!r}))
     if not direct:
         own = asyncio.new_event_loop()
         call = own.run_until_complete
@@ -604,14 +649,14 @@ if os.fork() == 0:
             print("belongs to the process" in str(error))
     call(session.close())
     with open_session(**settings) as own:
-        print(own.run("print('own')").stdout.strip())
+        print(own.run("print('own')", {timeout!r}).stdout.strip())
     sys.stdout.flush()
     if how == "_exit" or not direct:  # a loop that a child closes is closed for its parent too
         os._exit(0)
     del session
     sys.exit(0)
 print("child", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-print(call(session.run("print(x)")).stdout.strip(), flush=True)
+print(call(session.run("print(x)", {timeout!r})).stdout.strip(), flush=True)
 call(session.close())
 """
 
@@ -619,9 +664,9 @@ call(session.close())
 @pytest.mark.parametrize("how", ["_exit", "exit"])
 def test_a_session_belongs_to_the_process_that_made_it(session: Kept, how: str) -> None:
     settings = {"store_code": "never", **session.target.settings}
-    program = FORKER.format(settings=settings, driver=session.target.driver)
+    program = FORKER.format(settings=settings, driver=session.target.driver, timeout=HANG_S)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, how], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", program, how], capture_output=True, encoding="utf-8", timeout=HANG_S
     )
     assert done.stdout.split() == ["True", "True", "True", "own", "child", "0", "42"], done
 
@@ -629,53 +674,57 @@ def test_a_session_belongs_to_the_process_that_made_it(session: Kept, how: str) 
 # ---- given up
 
 
-def test_calls_that_are_given_up_at_any_moment_leave_nothing(session: Kept) -> None:
+async def becomes(is_true: bool, marker: str) -> bool:
+    """Whether somebody has the marker after all, or nobody; the loop goes on meanwhile."""
+    return await asyncio.to_thread(wait_until, lambda: alive(marker) == is_true)
+
+
+@pytest.mark.parametrize("rounds", [15, pytest.param(300, marks=pytest.mark.soak)])
+def test_calls_that_are_given_up_at_any_moment_leave_nothing(session: Kept, rounds: int) -> None:
     marker = new_marker()
 
     async def scenario() -> None:
         async with AsyncSession(store_code="never", **session.target.settings) as kept:
-            await kept.run("1")
-            for number in range(30):
-                task = asyncio.create_task(kept.exec(["sleep", marker], timeout=60))
-                await asyncio.sleep(number * 0.0004)
+            await kept.run("1", HANG_S)
+            for number in range(rounds):
+                task = asyncio.create_task(kept.exec(["sleep", marker], timeout=HANG_S))
+                if number == rounds - 1:
+                    assert await becomes(True, marker)
+                else:
+                    await asyncio.sleep(number % 30 * 0.0008)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-                assert (await kept.run("6 * 7")).meta["results"] == [{"text/plain": "42"}]
-            until = time.monotonic() + 10
-            while alive(marker) and time.monotonic() < until:
-                await asyncio.sleep(0.05)
-            assert not alive(marker)
+                assert (await kept.run("6 * 7", HANG_S)).meta["results"] == [{"text/plain": "42"}]
+            assert await becomes(False, marker)
 
     asyncio.run(scenario())
 
 
-def test_a_run_that_is_given_up_does_not_strike_the_next(session: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "INTERRUPT_GRACE_S", 20.0)  # on a busy machine one that stops late is killed else
-
+@pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.soak)])
+def test_a_run_that_is_given_up_does_not_strike_the_next(session: Kept, rounds: int) -> None:
     async def scenario() -> None:
         async with AsyncSession(store_code="never", **session.target.settings) as kept:
-            await kept.run("k = 1")
-            for number in range(150):
-                task = asyncio.create_task(kept.run("for i in range(3000): pass"))
+            await kept.run("k = 1", HANG_S)
+            for number in range(rounds):
+                task = asyncio.create_task(kept.run("for i in range(3000): pass", HANG_S))
                 await asyncio.sleep((number % 12) * 0.0001)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-                result = await kept.run("k")
+                result = await kept.run("k", HANG_S)
                 assert (result.stderr, result.meta["state"]) == ("", "kept")
                 assert result.meta["results"] == [{"text/plain": "1"}]
 
     asyncio.run(scenario())
 
 
-def test_a_run_that_is_given_up_may_take_a_while_to_stop(session: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "INTERRUPT_GRACE_S", 20.0)
+def test_a_run_that_is_given_up_may_take_a_while_to_stop(session: Kept) -> None:
     code = """
 import time
 try:
     print("up", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 except KeyboardInterrupt:
     time.sleep(0.5)
     stopped = 1
@@ -683,7 +732,7 @@ except KeyboardInterrupt:
 """
 
     async def follow(kept: AsyncSession, up: asyncio.Event) -> None:
-        async with kept.stream(code) as stream:
+        async with kept.stream(code, HANG_S) as stream:
             async for _ in stream:
                 up.set()
 
@@ -691,11 +740,11 @@ except KeyboardInterrupt:
         async with AsyncSession(store_code="never", **session.target.settings) as kept:
             up = asyncio.Event()
             task = asyncio.create_task(follow(kept, up))
-            await asyncio.wait_for(up.wait(), 30)
+            await asyncio.wait_for(up.wait(), HANG_S)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            result = await kept.run("stopped")
+            result = await kept.run("stopped", HANG_S)
             assert (result.stderr, result.meta["results"]) == ("", [{"text/plain": "1"}])
 
     asyncio.run(scenario())
@@ -711,14 +760,16 @@ def test_the_budget_of_cpu_time(session: Kept) -> None:
         frugal.run("1")
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("verb", ["run", "exec"])
 def test_the_budget_of_cpu_time_is_not_dodged_by_who_must_be_killed(session: Kept, verb: str) -> None:
-    frugal = session(session_max_cpu_sec=0.5)
+    frugal = session(session_max_cpu_sec=0.3)
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
 
     def spend() -> None:
-        for _ in range(10):  # how much it gets in a second is the machine's to say
-            result = frugal.run(code, 1) if verb == "run" else frugal.exec(["python", "-c", code], 1)
+        until = time.monotonic() + HANG_S
+        while time.monotonic() < until:  # how much it gets in half a second is the machine's to say
+            result = frugal.run(code, 0.5) if verb == "run" else frugal.exec(["python", "-c", code], 0.5)
             assert result.meta["reason"] == "timeout"
 
     with pytest.raises(errors.BudgetExceeded, match="SANDBOX_SESSION_MAX_CPU_SEC"):
@@ -730,25 +781,25 @@ SPIN = "import time\nwhile time.process_time() < 0.3: pass"
 
 def test_cpu_time_counts_what_a_run_has_started(session: Kept) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"
-    assert 0.2 < session.run(code).meta["usage"]["cpu_s"] < 5
-    assert session.run("1").meta["usage"]["cpu_s"] < 0.2
+    assert 0.2 < session.run(code).meta["usage"]["cpu_s"] < 60
+    assert min(session.run("1").meta["usage"]["cpu_s"] for _ in range(3)) < 0.2
 
 
 def test_the_limit_of_cpu_time_holds_for_a_run_and_keeps_its_variables(session: Kept) -> None:
     limited = session(cpu_sec=1)
     limited.run("x = 1")
-    result = limited.run("while True: pass", timeout=60)
+    result = limited.run("while True: pass")
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (152, "signal", "kept")
     assert "SANDBOX_CPU_SEC" in result.stderr
-    assert result.duration < 30
     after = limited.run("x")
     assert after.meta["results"] == [{"text/plain": "1"}], after
 
 
 def test_the_budget_of_running_time_cuts_and_then_refuses(session: Kept) -> None:
     frugal = session(session_max_wall_sec=1)
-    result = frugal.run("import time; time.sleep(30)", timeout=30)
-    assert (result.meta["reason"], result.duration < 3) == ("timeout", True)
+    result = frugal.run("import time; time.sleep(3600)")
+    assert result.meta["reason"] == "timeout"
+    assert "timed out after 1 s" in result.stderr
     with pytest.raises(errors.BudgetExceeded, match="SANDBOX_SESSION_MAX_WALL_SEC"):
         frugal.run("1")
 
