@@ -13,7 +13,7 @@ from fumehood import config
 from fumehood.config import DEFAULTS, FIELDS, Settings, clamp_timeout, load, rows, with_overrides
 from fumehood.errors import BadArgument, ConfigurationError
 from fumehood.types import Limits
-from growth import calls
+from pace import calls
 
 DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
 

@@ -4,7 +4,7 @@ import pytest
 
 from fumehood import BadArgument, FileError
 from fumehood.edits import MAX_BYTES, check, edited, occurrences, replace_once
-from growth import AT_MOST, growth
+from pace import AT_MOST, growth
 
 NOT_FOUND = "old_string not found in /tmp/a: read the file, and copy the passage as it stands there"
 

@@ -9,15 +9,16 @@ import tracemalloc
 
 import pytest
 
-from fumehood import IsolationUnavailable, get_sandbox
+from fumehood import IsolationUnavailable, execution, get_sandbox
 from fumehood.backends.base import SandboxSpec
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.bundles import MAX_BUNDLES, MAX_BYTES, Bundles, clean
 from fumehood.config import Settings
-from fumehood.execution import INTERRUPT_GRACE_S, TRUNCATED, Capture, new_execution_id, run_in, shorten
+from fumehood.execution import TRUNCATED, Capture, new_execution_id, run_in, shorten
 from fumehood.planning import Planner
 from fumehood.types import Display, ExecutionResult, Exited, Output
-from support import DRIVERS, AsyncOnly, DeafBackend, execute, scripted
+from pace import at_some_pace, timed_out
+from support import DRIVERS, HANG_S, AsyncOnly, DeafBackend, execute, scripted
 
 drivers = pytest.mark.parametrize("driver", DRIVERS)
 
@@ -116,14 +117,13 @@ def test_a_program_that_ends_by_itself_keeps_its_streams_and_exit_code(driver):
 
 @drivers
 def test_a_time_out_is_a_result_that_says_what_to_do(driver):
-    sandbox, _ = scripted(Reply("partial", after_s=60))
-    result = execute(driver, sandbox, "pass", timeout=0.2)
-    assert result.exit_code == -1
+    def run(timeout):
+        sandbox, _ = scripted(Reply("partial", after_s=3600))
+        return execute(driver, sandbox, "pass", timeout=timeout)
+
+    result, _ = timed_out(run, "partial")
     assert result.stdout == "partial"
-    assert "timed out after 0.2 s" in result.stderr
     assert "SANDBOX_MAX_TIMEOUT_SEC" in result.stderr
-    assert result.meta["timed_out"] is True
-    assert 0.2 <= result.duration < 2.2
 
 
 @drivers
@@ -132,16 +132,19 @@ def test_a_program_that_never_stops_printing_is_still_timed_out(driver):
         while True:
             yield Output("stdout", b"spam\n" * 1000)
 
-    sandbox, _ = scripted(forever())
-    result = execute(driver, sandbox, "pass", timeout=0.2)
-    assert result.meta["reason"] == "timeout"
+    def run(timeout):
+        sandbox, _ = scripted(forever())
+        return execute(driver, sandbox, "pass", timeout=timeout)
+
+    result, _ = timed_out(run, TRUNCATED)
     assert result.meta["truncated"] is True
-    assert result.duration < 2.2
 
 
 @drivers
 def test_too_much_output_kills_and_names_the_setting(driver):
-    sandbox, _ = scripted([Output("stdout", b"z" * 600_000), Output("stderr", b"z" * 600_000), 60.0], output_kill_mb=1)
+    sandbox, _ = scripted(
+        [Output("stdout", b"z" * 600_000), Output("stderr", b"z" * 600_000), 3600.0], output_kill_mb=1
+    )
     result = execute(driver, sandbox, "pass")
     assert result.exit_code == 137
     assert result.meta["reason"] == "output"
@@ -189,44 +192,47 @@ def test_the_cpu_backstop_is_the_timeout_times_the_cores():
     assert result.meta["resource_limits"]["cpu_s"] == fake.commands[0].cpu_s
 
 
+def then(output, call):
+    """What a program does that prints this and goes on; when it has been read, another thread makes that call."""
+    has_been_read = threading.Event()
+    threading.Thread(target=lambda: has_been_read.wait(HANG_S) and call(), daemon=True).start()
+    yield Output("stdout", output)
+    has_been_read.set()
+    yield 3600.0
+
+
 @drivers
 def test_an_event_cancels_from_another_thread(driver):
-    sandbox, _ = scripted(Reply("so far", after_s=60))
     cancel = threading.Event()
-    timer = threading.Timer(0.1, cancel.set)
-    timer.start()
+    sandbox, _ = scripted(then(b"so far", cancel.set))
     result = execute(driver, sandbox, "pass", cancel=cancel)
-    timer.join()
     assert result.meta["reason"] == "cancelled"
     assert result.exit_code == 137
     assert result.stdout == "so far"
     assert "cancelled" in result.stderr
-    assert result.duration < 5
 
 
 @drivers
 def test_cancel_ends_what_runs_now_and_not_what_comes_next(driver):
-    sandbox, _ = scripted(Reply(after_s=60), Reply("next"))
-    timer = threading.Timer(0.1, sandbox.cancel)
-    timer.start()
+    sandbox, _ = scripted(then(b"so far", lambda: sandbox.cancel()), Reply("next"))
     assert execute(driver, sandbox, "pass").meta["reason"] == "cancelled"
-    timer.join()
     assert execute(driver, sandbox, "pass").stdout == "next"
 
 
 def test_a_cancelled_task_kills_the_program():
-    process_ended = threading.Event()
+    process_began, process_ended = threading.Event(), threading.Event()
 
     def events():
+        process_began.set()
         try:
-            yield 60.0
+            yield 3600.0
         finally:
             process_ended.set()
 
     async def scenario() -> None:
         sandbox, _ = scripted(events())
         task = asyncio.create_task(sandbox.execute_async("pass"))
-        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(process_began.wait, HANG_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -235,11 +241,12 @@ def test_a_cancelled_task_kills_the_program():
     assert process_ended.is_set()
 
 
-def test_a_process_that_survives_its_kill_is_reported_after_a_grace():
+def test_a_process_that_survives_its_kill_is_reported_after_a_grace(monkeypatch):
+    monkeypatch.setattr(execution, "KILL_GRACE_S", 0.5)
     sandbox = get_sandbox(DeafBackend(FakeBackend()))
     result = sandbox.execute("pass", timeout=0.1)
     assert result.meta["reason"] == "timeout"
-    assert 2 <= result.duration < 4
+    assert result.duration >= 0.6
 
 
 @pytest.mark.parametrize("wrap", [lambda fake: fake, AsyncOnly])
@@ -249,9 +256,12 @@ def test_a_receipt_weaker_than_required_is_refused_whatever_the_backend_says(wra
             sandbox.execute("pass")
 
 
-def test_an_exit_that_comes_just_before_the_deadline_is_seen_counts():
-    sandbox, _ = scripted([0.1, Exited(0, "ok")])
-    assert sandbox.execute("pass", timeout=0.15).meta["reason"] == "ok"
+def test_an_exit_that_comes_just_before_the_deadline_counts():
+    def is_in_time(timeout):
+        sandbox, _ = scripted([0.7 * timeout, Exited(0, "ok")])
+        return sandbox.execute("pass", timeout=timeout).meta["reason"] == "ok"
+
+    assert at_some_pace(is_in_time)
 
 
 def test_a_longer_timeout_than_the_ceiling_is_lowered_and_said():
@@ -260,7 +270,7 @@ def test_a_longer_timeout_than_the_ceiling_is_lowered_and_said():
     assert (meta["timeout"], meta["timeout_clamped"]) == (300, True)
 
 
-def kept(fake: FakeBackend, timeout: float = 30, **replaced: object) -> ExecutionResult:
+def kept(fake: FakeBackend, timeout: float = HANG_S, **replaced: object) -> ExecutionResult:
     """One run that keeps state."""
 
     async def scenario() -> ExecutionResult:
@@ -293,7 +303,7 @@ def test_a_run_that_keeps_state_says_that_it_did():
 
 
 def test_a_time_out_interrupts_first():
-    fake = FakeBackend(replies=[Reply(after_s=60)])
+    fake = FakeBackend(replies=[Reply(after_s=3600)])
     result = kept(fake, 0.1)
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (-1, "timeout", "kept")
     assert "timed out after 0.1 s and was interrupted, its variables are kept" in result.stderr
@@ -301,25 +311,26 @@ def test_a_time_out_interrupts_first():
     assert fake.processes[0].interrupts == 1
 
 
-def test_a_program_that_ignores_the_interrupt_is_killed_and_its_state_is_gone():
-    fake = FakeBackend(replies=[Reply(after_s=60)])
+def test_a_program_that_ignores_the_interrupt_is_killed_and_its_state_is_gone(monkeypatch):
+    monkeypatch.setattr(execution, "INTERRUPT_GRACE_S", 0.5)
+    fake = FakeBackend(replies=[Reply(after_s=3600)])
     fake.deaf = True
     result = kept(fake, 0.1)
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (-1, "timeout", "lost")
     assert "was killed" in result.stderr
     assert f"fumehood: the interpreter was replaced: {LOST}" in result.stderr
-    assert INTERRUPT_GRACE_S <= result.duration < 5
+    assert result.duration >= 0.6
 
 
 def test_cancelling_interrupts_first():
-    fake = FakeBackend(replies=[Reply(after_s=60)])
+    fake = FakeBackend(replies=[Reply(after_s=3600)])
     result = kept(fake, cancelled=lambda: True)
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (130, "cancelled", "kept")
     assert fake.processes[0].interrupts == 1
 
 
 def test_too_much_output_kills_at_once():
-    fake = FakeBackend(replies=[[Output("stdout", b"x" * 100), 60.0]])
+    fake = FakeBackend(replies=[[Output("stdout", b"x" * 100), 3600.0]])
     result = kept(fake, output_kill_bytes=10)
     assert (result.exit_code, result.meta["reason"], result.meta["state"]) == (137, "output", "lost")
     assert fake.processes[0].interrupts == 0
@@ -397,9 +408,7 @@ def test_json_values_come_through_as_they_are():
 
 
 def test_a_receipt_that_is_too_weak_kills_a_run_at_once():
-    fake = FakeBackend(replies=[Reply(after_s=60)])
-    started = time.monotonic()
+    fake = FakeBackend(replies=[Reply(after_s=3600)])
     with pytest.raises(IsolationUnavailable):
         kept(fake, require="sealed")
-    assert time.monotonic() - started < INTERRUPT_GRACE_S
     assert (fake.processes[0].interrupts, fake.processes[0].killed) == (0, True)

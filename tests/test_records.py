@@ -22,7 +22,7 @@ from fumehood.errors import BadArgument, RecordsError
 from fumehood.records import Report, Store, build, chain, failed, files, find, load_all, prune, store, verify
 from fumehood.records import head as heads
 from fumehood.types import ExecutionResult
-from growth import calls
+from pace import calls
 from support import HANG_S, wait_until
 
 SECRET = "sk-Zq3vT9wLx2Rk8sYb4NfGh7Jd"

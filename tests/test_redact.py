@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fumehood.redact import MARK, Known, redact_env, redact_text
-from growth import AT_MOST, growth
+from pace import AT_MOST, growth
 
 # Put together at run time, so that scanners of this repository find no credential.
 LETTERS = "aB3dE5gH1jK7mN9pQ2sT4vW6yZ8cF0xL"
@@ -216,7 +216,7 @@ ADVERSARIAL = [
 
 @pytest.mark.parametrize("size", [8_000, pytest.param(125_000, marks=pytest.mark.soak)])
 def test_adversarial_text_takes_linear_time(size):
-    """Up to `growth.TIMES` this size: in the long form, a megabyte."""
+    """Up to `pace.TIMES` this size: in the long form, a megabyte."""
     for piece in ADVERSARIAL:
 
         def redact(size, piece=piece):

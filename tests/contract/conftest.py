@@ -8,7 +8,7 @@ import importlib
 import inspect
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -251,21 +251,6 @@ class Kept:
                 if len(seen) == leave_after:
                     break
         return seen, stream.result
-
-
-def timed_out(run: Callable[[float], ExecutionResult], says: str) -> tuple[ExecutionResult, float]:
-    """What a time-out makes of a program that has said `says`, and that time-out: on a busy machine a longer one."""
-    timeout = 0.4
-    while True:
-        result = run(timeout)
-        assert result.meta["reason"] == "timeout", result
-        if says in result.stdout:
-            assert (result.exit_code, result.meta["timed_out"]) == (-1, True)
-            assert f"timed out after {timeout:g} s" in result.stderr
-            assert result.duration >= timeout
-            return result, timeout
-        timeout *= 2
-        assert timeout < HANG_S, result
 
 
 @functools.cache

@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from fumehood.execution import TRUNCATED
+from pace import timed_out
 
-from .conftest import timed_out
 from .test_programs import new_marker, nothing_left
 
 STUBBORN = {

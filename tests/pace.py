@@ -1,4 +1,4 @@
-"""How the work of a call grows with its input, told apart from how fast this machine is just now."""
+"""What a test says of time and cost so that it holds on a machine of any speed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from fumehood.types import ExecutionResult
+from support import HANG_S
 
 TIMES = 8  # the larger input is so many times the smaller one
 AT_MOST = 24.0  # linear work grows 8-fold, quadratic work 64-fold
@@ -46,3 +49,23 @@ def calls(work: Callable[[], object]) -> list[str]:
     finally:
         sys.setprofile(None)
     return names
+
+
+def timed_out(run: Callable[[float], ExecutionResult], says: str) -> tuple[ExecutionResult, float]:
+    """What a time-out makes of a program that has said `says`, and that time-out: on a busy machine a longer one."""
+    timeout = 0.4
+    while True:
+        result = run(timeout)
+        assert result.meta["reason"] == "timeout", result
+        if says in result.stdout:
+            assert (result.exit_code, result.meta["timed_out"]) == (-1, True)
+            assert f"timed out after {timeout:g} s" in result.stderr
+            assert result.duration >= timeout
+            return result, timeout
+        timeout *= 2
+        assert timeout < HANG_S, result
+
+
+def at_some_pace(attempt: Callable[[float], bool]) -> bool:
+    """Whether it went as meant with any of these times: it is False for one that the machine was too slow for."""
+    return any(attempt(seconds) for seconds in (0.4, 1.5, 6.0, 24.0, 96.0))
