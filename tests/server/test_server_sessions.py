@@ -6,10 +6,15 @@ import base64
 import json
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import LASTING, let_go, waiting
+from sockets import opened
+
+from support import wait_until
+
+NDJSON = {"Accept": "application/x-ndjson"}
 
 
 def run(client, session, code, **further):
@@ -74,7 +79,7 @@ def test_a_session_is_narrowed_once_and_for_all(alice):
 
 
 def test_an_ended_session_is_gone_and_not_forgotten_at_once(alice):
-    made = alice.post("/sessions", json={}).json()["session_id"]
+    made = opened(alice)
     assert alice.delete(f"/sessions/{made}").status_code == 204
     for reply in (alice.get(f"/sessions/{made}"), run(alice, made, "1"), alice.delete(f"/sessions/{made}")):
         assert (reply.status_code, reply.json()["code"]) == (410, "session_ended")
@@ -83,10 +88,7 @@ def test_an_ended_session_is_gone_and_not_forgotten_at_once(alice):
 
 def test_an_idle_session_ends_by_itself(alice):
     made = alice.post("/sessions", json={"idle": 0.5}).json()["session_id"]
-    until = time.monotonic() + 20
-    while alice.get(f"/sessions/{made}").status_code != 410:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    assert wait_until(lambda: alice.get(f"/sessions/{made}").status_code == 410)
     assert run(alice, made, "1").status_code == 410
 
 
@@ -137,47 +139,43 @@ def test_a_second_call_waits_for_its_turn(alice, session):
 def test_a_second_call_is_refused_where_the_server_is_set_so(start):
     server = start(env={"SANDBOX_SESSION_BUSY": "refuse"})
     with server.client() as client, server.client() as other:
-        made = client.post("/sessions", json={}).json()["session_id"]
+        made = opened(client)
         with ThreadPoolExecutor(1) as threads:
-            first = threads.submit(run, client, made, "import time; time.sleep(4)")
-            while not other.get(f"/sessions/{made}").json()["busy"]:
-                time.sleep(0.05)
+            first = threads.submit(client.post, f"/sessions/{made}/run", json=LASTING)
+            assert wait_until(lambda: waiting(server.process.pid))
             reply = run(other, made, "1")
+            let_go(waiting(server.process.pid))
             assert (reply.status_code, reply.json()["code"]) == (409, "session_busy")
             assert first.result().status_code == 200
 
 
 def test_cancel_interrupts_what_runs_and_keeps_the_state(server, alice, session):
     run(alice, session, "kept = 1")
-    with ThreadPoolExecutor(1) as threads, server.client() as other:
-        slow = threads.submit(run, other, session, "import time\nwhile True: time.sleep(0.01)")
-        while not alice.get(f"/sessions/{session}").json()["busy"]:
-            time.sleep(0.05)
-        time.sleep(0.5)
-        assert alice.post(f"/sessions/{session}/cancel").status_code == 202
-        found = slow.result().json()
+    with server.client() as other:
+        with other.stream("POST", f"/sessions/{session}/run", json=LASTING, headers=NDJSON) as reply:
+            lines = reply.iter_lines()
+            assert any("here" in line for line in lines)
+            assert alice.get(f"/sessions/{session}").json()["busy"] is True
+            assert alice.post(f"/sessions/{session}/cancel").status_code == 202
+            found = json.loads(list(lines)[-1])
     assert found["meta"]["reason"] == "cancelled"
     assert run(alice, session, "kept").json()["results"] == [{"text/plain": "1"}]
 
 
 def test_a_client_that_leaves_interrupts_its_run_and_the_state_is_kept(server, alice, session):
     run(alice, session, "kept = 1")
-    headers = {"Accept": "application/x-ndjson"}
-    body = {"code": "import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)"}
     with server.client() as other:
-        with other.stream("POST", f"/sessions/{session}/run", json=body, headers=headers) as reply:
+        with other.stream("POST", f"/sessions/{session}/run", json=LASTING, headers=NDJSON) as reply:
             assert any("output" in line for line in reply.iter_lines())
     found = run(alice, session, "kept").json()
     assert found["results"] == [{"text/plain": "1"}], found
 
 
 def test_delete_ends_what_runs(server, alice):
-    made = alice.post("/sessions", json={}).json()["session_id"]
+    made, before = opened(alice), waiting(server.process.pid)
     with ThreadPoolExecutor(1) as threads, server.client() as other:
-        slow = threads.submit(run, other, made, "import time; time.sleep(60)")
-        while not alice.get(f"/sessions/{made}").json()["busy"]:
-            time.sleep(0.05)
-        time.sleep(0.5)
+        slow = threads.submit(other.post, f"/sessions/{made}/run", json=LASTING)
+        assert wait_until(lambda: waiting(server.process.pid) - before)
         assert alice.delete(f"/sessions/{made}").status_code == 204
         reply = slow.result()
     assert reply.status_code in (200, 410)
@@ -215,8 +213,7 @@ def test_many_sessions_at_once_never_pass_the_cap(start):
 
 def test_display_and_images_are_told(alice, session):
     code = "display({'text/html': '<b>x</b>', 'text/plain': 'x'}, raw=True)"
-    headers = {"Accept": "application/x-ndjson"}
-    with alice.stream("POST", f"/sessions/{session}/run", json={"code": code}, headers=headers) as reply:
+    with alice.stream("POST", f"/sessions/{session}/run", json={"code": code}, headers=NDJSON) as reply:
         found = [json.loads(line) for line in reply.iter_lines()]
     shown = [event["data"] for event in found if event["type"] == "display"]
     assert shown == found[-1]["results"]
@@ -236,7 +233,7 @@ def test_threads_of_clients_do_not_meet(server):
 
     def work(number):
         with server.client() as client:
-            made = client.post("/sessions", json={}).json()["session_id"]
+            made = opened(client)
             run(client, made, f"mine = {number}")
             if run(client, made, "mine").json()["results"] != [{"text/plain": str(number)}]:
                 failed.append(number)

@@ -29,7 +29,7 @@ BOB = Token("bob", b"b" * 32)
     ],
 )
 def test_a_token_file_may_be_written_in_several_ways(text: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(text)
+    (tmp_path / "file").write_text(text, encoding="utf-8")
     found = Tokens(file=str(tmp_path / "file")).find("a-token-alone-0123456789")
     assert found is not None
     assert found.name == "default"
@@ -41,7 +41,7 @@ def test_a_token_file_may_be_written_in_several_ways(text: str, tmp_path: Path) 
 )
 def test_any_token_may_stand_alone_in_its_file(token: str, tmp_path: Path) -> None:
     """Of those we make, one in 64 begins with a dash."""
-    (tmp_path / "file").write_text(f"{token}\n")
+    (tmp_path / "file").write_text(f"{token}\n", encoding="utf-8")
     assert Tokens(file=str(tmp_path / "file")).find(token) is not None
 
 
