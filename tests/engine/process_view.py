@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fumehood.engine import engine as engines
+from fumehood.engine.cell import Cell
 from fumehood.engine.cgroups import Group, Home
 from fumehood.engine.root import Root
 
@@ -76,13 +77,19 @@ def groups() -> list[Group]:
     return [group for root in roots() for group in list(root.zygote.groups._groups)]
 
 
+def waiting_cells() -> list[Cell]:
+    return [cell for root in roots() for pool in list(root._pools.values()) for cell in list(pool._ready)]
+
+
 def descriptors() -> dict[int, str]:
-    """Those of this process that are no group's.
+    """Those of this process that belong neither to a cell that waits for a program nor to a control group.
 
     A group is kept for the next cell, and there are as many as cells were alive at once. How many that were depends on
     how soon the kernel clears away a cell that has ended.
     """
     kept = {fd for group in groups() for fd in (*group.doors, group._occupant)}
+    for cell in waiting_cells():
+        kept |= {cell._stdin, *cell._outputs, cell._control.fileno(), cell._pidfd, cell._top}
     return {fd: path for fd, path in open_descriptors().items() if fd not in kept}
 
 
