@@ -10,16 +10,16 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from support import HANG_S, wait_until
+
 _SERVICES = Path(__file__).parents[1] / "scripts" / "services"
 IMAGE = "antigravity-sandbox:latest"
-_GROUP = "fumehood-second"
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def docker(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def daemon(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """A second engine, which may be ended and hindered: one test at a time has it."""
+    """A second engine, which may be ended and hindered: of all runs of the tests here, one test at a time has it."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         pytest.skip("only root may start a Docker engine, and only where one is installed")
     home = Path(docker_host.removeprefix("unix://")).parent.parent / "cache" / "second"
@@ -73,26 +73,32 @@ class Daemon:
         self.address = f"unix://{home}/docker.sock"
         self.data = home / "data"
         self._home = home
+        self._group = f"{home.parents[1].name}-second"  # as the services name theirs, so that two of them differ
         self._process: subprocess.Popen[bytes] | None = None
         self._containerd = self._start_containerd()
 
     def start(self, *options: str) -> None:
         settings = {"deprecated-key-path": str(self._home / "key.json")} if _is_old() else {}
-        (self._home / "daemon.json").write_text(json.dumps(settings))
+        (self._home / "daemon.json").write_text(json.dumps(settings), encoding="utf-8")
         (self._home / "docker.pid").unlink(missing_ok=True)
         command = [
             *("dockerd", "--config-file", f"{self._home}/daemon.json", "--host", self.address, "--group", "root"),
             *("--data-root", str(self.data), "--exec-root", f"{self._home}/exec"),
             *("--containerd", f"{self._home}/containerd.sock"),
             *("--pidfile", f"{self._home}/docker.pid", "--bridge", "none", "--iptables=false", "--ip-forward=false"),
-            *("--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{_GROUP}", "--shutdown-timeout", "5"),
+            *(
+                "--exec-opt",
+                "native.cgroupdriver=cgroupfs",
+                "--cgroup-parent",
+                f"/{self._group}",
+                "--shutdown-timeout",
+                "5",
+            ),
         ]
         self._process = self._run("docker", *command, *options)
-        until = time.monotonic() + 60
-        while _get(self.address, "/_ping") != 200:
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise AssertionError((self._home / "docker.log").read_text()[-3000:])
-            time.sleep(0.02)
+        answers = wait_until(lambda: _get(self.address, "/_ping") == 200 or self._process.poll() is not None)
+        if not answers or self._process.poll() is not None:
+            raise AssertionError(self._log("docker"))
 
     def signal(self, number: int) -> None:
         assert self._process is not None
@@ -101,19 +107,19 @@ class Daemon:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         assert self._process is not None
-        self._process.wait(30)
+        self._process.wait(HANG_S)
 
     def stop(self) -> None:
         self.signal(signal.SIGTERM)
         assert self._process is not None
-        self._process.wait(60)
+        self._process.wait(HANG_S)
 
     def copy_image(self, address: str) -> None:
         ours, theirs = (_docker(host, "images", "-q", "--no-trunc", IMAGE) for host in (self.address, address))
         if ours != theirs:
             with subprocess.Popen(["docker", "save", IMAGE], env=client_of(address), stdout=subprocess.PIPE) as saving:
                 subprocess.run(
-                    ["docker", "load"], env=client_of(self.address), stdin=saving.stdout, check=True, timeout=180
+                    ["docker", "load"], env=client_of(self.address), stdin=saving.stdout, check=True, timeout=3 * HANG_S
                 )
             _docker(self.address, "image", "prune", "-f")
 
@@ -138,15 +144,19 @@ class Daemon:
                 self.signal(signal.SIGCONT)
             else:
                 self.start()
-            until = time.monotonic() + 20
-            while (containers := _docker(self.address, "ps", "-aq").split()) and time.monotonic() < until:
-                with suppress(subprocess.CalledProcessError):  # others may be removing them just now
-                    _docker(self.address, "rm", "-f", "-v", *containers)
+            wait_until(self._has_no_containers)
         finally:
             for process in (self._process, self._containerd):
                 if process is not None:
                     _end(process)
-            clear_up(self._home, _GROUP)
+            clear_up(self._home, self._group)
+
+    def _has_no_containers(self) -> bool:
+        containers = _docker(self.address, "ps", "-aq").split()
+        if containers:
+            with suppress(subprocess.CalledProcessError):  # others may be removing them just now
+                _docker(self.address, "rm", "-f", "-v", *containers)
+        return not containers
 
     def _start_containerd(self) -> subprocess.Popen[bytes]:
         """Of its own, as on most machines: containers outlive an engine that is killed."""
@@ -155,7 +165,16 @@ class Daemon:
             'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
             f'[grpc]\naddress = "{self._home}/containerd.sock"\n'
         )
-        return self._run("containerd", "containerd", "--config", f"{self._home}/containerd.toml")
+        (self._home / "containerd.sock").unlink(missing_ok=True)
+        process = self._run("containerd", "containerd", "--config", f"{self._home}/containerd.toml")
+        # The engine gives it little time.
+        if not wait_until((self._home / "containerd.sock").exists):
+            _end(process)
+            raise AssertionError(self._log("containerd"))
+        return process
+
+    def _log(self, name: str) -> str:
+        return (self._home / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def _run(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with open(self._home / f"{name}.log", "wb") as log:
@@ -175,10 +194,10 @@ def end_leftovers(home: Path) -> None:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(30)
+        process.wait(HANG_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(30)
+        process.wait(HANG_S)
 
 
 def clear_up(home: Path, group: str) -> None:
@@ -194,8 +213,7 @@ def clear_up(home: Path, group: str) -> None:
 
 def _is_old() -> bool:
     """Engines before 23 keep a key in /etc/docker otherwise."""
-    said = subprocess.run(["dockerd", "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
-    return " 20." in said
+    return " 20." in _said_by("dockerd", "--version")
 
 
 def client_of(address: str) -> dict[str, str]:
@@ -203,22 +221,23 @@ def client_of(address: str) -> dict[str, str]:
 
 
 def _docker(address: str, *arguments: str) -> str:
-    done = subprocess.run(
-        ["docker", *arguments], env=client_of(address), check=True, capture_output=True, text=True, timeout=60
-    )
-    return done.stdout.strip()
+    return _said_by("docker", *arguments, env=client_of(address))
 
 
 def _address() -> str:
-    said = subprocess.run([_SERVICES, "env"], check=True, capture_output=True, text=True, timeout=30).stdout
-    return said.strip().removeprefix("export DOCKER_HOST=")
+    return _said_by(str(_SERVICES), "env").removeprefix("export DOCKER_HOST=")
+
+
+def _said_by(*command: str, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, env=env, check=True, capture_output=True, encoding="utf-8", timeout=HANG_S)
+    return done.stdout.strip()
 
 
 def _get(address: str, path: str) -> int | None:
     """The status of an answer; 403 where the socket may not be opened, None where nobody answers."""
-    connection = http.client.HTTPConnection("docker", timeout=10)
+    connection = http.client.HTTPConnection("docker")
     with socket.socket(socket.AF_UNIX) as connection.sock:
-        connection.sock.settimeout(10)
+        connection.sock.settimeout(HANG_S)
         try:
             connection.sock.connect(address.removeprefix("unix://"))
             connection.request("GET", path)

@@ -15,7 +15,7 @@ from escape import arms
 
 IMAGE = "antigravity-sandbox:latest"
 _HERE = "/arm"
-_LIFE_S = 600  # of a container that nobody removed
+_LIFE_S = 6 * 3600  # of a container that nobody removed
 _CAPABILITIES = {
     "DAC_READ_SEARCH": 2,
     "NET_ADMIN": 12,
@@ -39,7 +39,7 @@ class ControlArm:
 
     def run(self, address: str, attack: str, values: Mapping[str, Any]) -> arms.Outcome:
         nonce = secrets.token_hex(8)
-        (self._directory / "job").write_text(arms.job(attack, nonce, values))
+        (self._directory / "job").write_text(arms.job(attack, nonce, values), encoding="utf-8")
         script = (
             f"unshare -mpfniu --mount-proc --kill-child python3 -I {_HERE}/arms.py < {_HERE}/job > {_HERE}/said 2>&1"
         )
@@ -53,7 +53,7 @@ class ControlArm:
             self._make(address)
         execution = ask(address, "POST", f"/containers/{self._identity}/exec", request)
         ask(address, "POST", f"/exec/{execution['Id']}/start", {"Detach": False})
-        said = (self._directory / "said").read_text(errors="replace")
+        said = (self._directory / "said").read_text(encoding="utf-8", errors="replace")
         outcome = arms.read_outcome(said, nonce)
         assert outcome.ran, f"the control arm did not run: {said}"
         return outcome

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
+
+from docker_engine import IMAGE
+from support import HANG_S
+
+# For the programs that tests start as hosts of their own: as patient as the tests themselves.
+PATIENT = f"""
+from fumehood.backends.docker import client, container, pool, sandbox
+client.ANSWER_S = client._PING_S = client._LAST_S = client._COMING_S = container._MAKE_S = pool._CLOSE_S = {HANG_S}
+"""
 
 
 def ask(address: str, verb: str, path: str, body: object = None) -> Any:
@@ -14,14 +27,35 @@ def ask(address: str, verb: str, path: str, body: object = None) -> Any:
     return json.loads(text) if text else None
 
 
-def events(address: str, path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in said(address, "GET", path).splitlines()]
+@contextmanager
+def created(address: str, label: str) -> Iterator[list[str]]:
+    """The containers with this label that come into being meanwhile. Listened to: an engine keeps few past events."""
+    found: list[str] = []
+    last = f"fumehood-test-{os.urandom(8).hex()}"
+    filters = quote(json.dumps({"event": ["create"], "label": [label]}))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(HANG_S)
+        connection.connect(address.removeprefix("unix://"))
+        connection.sendall(f"GET /events?since={time.time():.6f}&filters={filters} HTTP/1.0\r\n\r\n".encode())
+        lines = connection.makefile("rb")
+        assert b" 200 " in lines.readline()
+        yield found
+        name, _, value = label.partition("=")
+        ask(address, "POST", f"/containers/create?name={last}", {"Image": IMAGE, "Labels": {name: value}})
+        ask(address, "DELETE", f"/containers/{last}?force=1")
+        for line in lines:
+            if line.startswith(b"{"):
+                name = json.loads(line)["Actor"]["Attributes"]["name"]
+                if name == last:
+                    return
+                found.append(name)
+        raise AssertionError("the engine ended its events")
 
 
 def said(address: str, verb: str, path: str, body: object = None) -> bytes:
-    connection = http.client.HTTPConnection("docker", timeout=30)
+    connection = http.client.HTTPConnection("docker")
     with socket.socket(socket.AF_UNIX) as connection.sock:
-        connection.sock.settimeout(30)
+        connection.sock.settimeout(HANG_S)
         connection.sock.connect(address.removeprefix("unix://"))
         content = None if body is None else json.dumps(body)
         connection.request(verb, path, content, {"Content-Type": "application/json"})

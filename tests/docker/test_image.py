@@ -25,6 +25,7 @@ from fumehood.cli.image import Progress
 from fumehood.cli.main import main
 from fumehood.errors import EngineFailed
 from fumehood.guest import wire
+from support import HANG_S
 
 ROOT = Path(__file__).parents[2]
 BASE = "fumehood-base:bookworm"
@@ -32,11 +33,11 @@ BASE = "fumehood-base:bookworm"
 
 @pytest.fixture
 def tag(docker: str) -> Iterator[str]:
-    """A name for an image, which is removed."""
+    """A name for an image, which is removed. The image itself may have others: another run built the same."""
     name = f"fumehood-test-{os.getpid()}:{os.urandom(4).hex()}"
     yield name
-    for each in ask(docker, "GET", f'/images/json?filters={{"reference":["{name}"]}}'):
-        ask(docker, "DELETE", f"/images/{each['Id']}?force=1")
+    if ask(docker, "GET", f'/images/json?filters={{"reference":["{name}"]}}'):
+        ask(docker, "DELETE", f"/images/{name}?force=1")
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_an_image_of_another_protocol_says_what_to_do(
 ) -> None:
     package = tmp_path / "fumehood"
     shutil.copytree(image._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    with open(package / "guest" / "wire.py", "a") as file:
+    with open(package / "guest" / "wire.py", "a", encoding="utf-8") as file:
         file.write("\nPROTOCOL = 0\n")
     own_files = image._own_files(None)
     monkeypatch.setattr(image, "_own_files", lambda given: _from(package, own_files, given))
@@ -246,7 +247,7 @@ def test_at_a_terminal_one_line_is_written_over(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_dockerfile_says_which_version_and_protocol_it_is_of() -> None:
-    labels = dict(re.findall(r"(io\.fumehood\.\w+)=(\S+)", (ROOT / "Dockerfile").read_text()))
+    labels = dict(re.findall(r"(io\.fumehood\.\w+)=(\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8")))
     assert labels == {image.VERSION: fumehood.__version__, image.PROTOCOL: str(wire.PROTOCOL)}
 
 
@@ -263,7 +264,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def build(kind: str) -> Path:
         command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(place)]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=HANG_S)
         return next(place.glob("*.whl" if kind == "wheel" else "*.tar.gz"))
 
     return build
@@ -274,9 +275,8 @@ def test_the_wheel_has_all_that_the_image_is_built_of(built: Callable[[str], Pat
         wheel.extractall(tmp_path)
     code = "from fumehood.backends.docker import image; print(image.__file__, image.sources())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, encoding="utf-8", timeout=HANG_S)
     where, sources = done.stdout.split()
     assert where.startswith(str(tmp_path))
     assert sources == image.sources()

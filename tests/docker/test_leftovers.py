@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -12,23 +11,29 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-from engine_api import ask, containers_of, events
+from engine_api import PATIENT, ask, containers_of, created
 
 from docker_engine import Daemon
 from fumehood import get_sandbox, open_session
 from fumehood.backends.docker import pool, sweep
-from support import wait_until
+from support import HANG_S, wait_until
 
-WAITS = """
-import sys
+ONE_WAITS = """
+def one_waits():
+    return any(map(len, next(iter(pool._hubs.values()))._waiting.values()))
+"""
+WAITS = f"""{PATIENT}{ONE_WAITS}
+import sys, time
 from fumehood import get_sandbox, open_session
 session = open_session(type="docker", warm_cells=1)
-print(session.run("1").exit_code, flush=True)
+exit_code = session.run("1").exit_code
+while not one_waits(): time.sleep(0.01)
+print(exit_code, flush=True)
 sys.stdin.read()
 """
+CHECKS = PATIENT + "from fumehood import get_sandbox; get_sandbox(type='docker', warm_cells=0).check()"
 
 
 def test_a_killed_host_leaves_nothing_after_the_next_start(docker: str) -> None:
@@ -38,9 +43,8 @@ def test_a_killed_host_leaves_nothing_after_the_next_start(docker: str) -> None:
         assert containers_of(docker, host.pid)
         host.send_signal(signal.SIGKILL)
     # Without anybody's help: the guests find the end of their input.
-    assert wait_until(lambda: all(each["State"] != "running" for each in containers_of(docker, host.pid)), 10)
-    again = "from fumehood import get_sandbox; get_sandbox(type='docker', warm_cells=0).check()"
-    subprocess.run([sys.executable, "-c", again], check=True, timeout=60)
+    assert wait_until(lambda: all(each["State"] != "running" for each in containers_of(docker, host.pid)))
+    subprocess.run([sys.executable, "-c", CHECKS], check=True, timeout=HANG_S)
     assert containers_of(docker, host.pid) == []
 
 
@@ -50,8 +54,8 @@ def test_a_process_that_ends_without_closing_leaves_nothing(docker: str) -> None
         assert host.stdout.readline() == b"0\n"
         assert host.stdin is not None
         host.stdin.close()
-        assert host.wait(30) == 0
-    assert wait_until(lambda: containers_of(docker, host.pid) == [], 3)
+        assert host.wait(HANG_S) == 0
+    assert wait_until(lambda: containers_of(docker, host.pid) == [])
 
 
 @pytest.mark.parametrize("driver", ["direct", "async"])
@@ -90,13 +94,13 @@ def test_a_container_serves_one_program(docker: str) -> None:
         used = [sandbox.execute(LOOK).stdout.strip() for _ in range(4)]
         assert len(set(used)) == 4
         assert all(used)
-        assert wait_until(lambda: not running(docker) & set(used), 20)
+        assert wait_until(lambda: not running(docker) & set(used))
 
 
 def test_waiting_containers_are_ready_for_the_next_program(docker: str) -> None:
     with get_sandbox(type="docker", warm_cells=2) as sandbox:
         used = {sandbox.execute(LOOK).stdout.strip() for _ in range(2)}
-        assert wait_until(lambda: waiting() == 2, 20)
+        assert wait_until(lambda: waiting() == 2)
         ready = running(docker) - used
         assert len(ready) == 2
         assert sandbox.execute(LOOK).stdout.strip() in ready
@@ -104,12 +108,11 @@ def test_waiting_containers_are_ready_for_the_next_program(docker: str) -> None:
 
 def test_a_program_takes_the_container_that_is_being_made(docker: str) -> None:
     """One that is begun ahead is never passed by with another."""
-    began = time.time()
-    with get_sandbox(type="docker", warm_cells=1) as sandbox:
-        assert [sandbox.execute("print(1)").stdout for _ in range(4)] == ["1\n"] * 4
-        assert wait_until(lambda: waiting() == 1, 20)
-    filters = json.dumps({"event": ["create"], "label": [f"{sweep.OWNER}={sweep.own_labels()[sweep.OWNER]}"]})
-    assert len(events(docker, f"/events?since={began:.6f}&until={time.time():.6f}&filters={quote(filters)}")) == 5
+    with created(docker, f"{sweep.OWNER}={sweep.own_labels()[sweep.OWNER]}") as made:
+        with get_sandbox(type="docker", warm_cells=1) as sandbox:
+            assert [sandbox.execute("print(1)").stdout for _ in range(4)] == ["1\n"] * 4
+            assert wait_until(lambda: waiting() == 1)
+    assert len(made) == 5
 
 
 # ---- several at once
@@ -129,7 +132,7 @@ def test_two_engines_at_once_in_one_process(docker: str, daemon: Daemon) -> None
         assert one.execute("print(1)").stdout == "1\n"
         assert session.run("print(x)").stdout == "1\n"  # it has the engine that was closed by another
     for address in (docker, daemon.address):
-        assert wait_until(lambda address=address: containers_of(address, os.getpid()) == [], 20)
+        assert wait_until(lambda address=address: containers_of(address, os.getpid()) == [])
 
 
 def test_settings_that_differ_at_once_in_one_process(docker: str) -> None:
@@ -141,7 +144,7 @@ def test_settings_that_differ_at_once_in_one_process(docker: str) -> None:
         for _ in range(2):
             assert small.execute(code).meta["reason"] == "memory"
             assert large.execute(code).exit_code == 0
-    assert wait_until(lambda: containers_of(docker, os.getpid()) == [], 20)
+    assert wait_until(lambda: containers_of(docker, os.getpid()) == [])
 
 
 def test_a_loop_that_ends_takes_its_waiting_containers_with_it(docker: str) -> None:
@@ -154,16 +157,19 @@ def test_a_loop_that_ends_takes_its_waiting_containers_with_it(docker: str) -> N
 
     for _ in range(2):
         asyncio.run(run())
-        assert wait_until(lambda: containers_of(docker, os.getpid()) == [], 20)
+        assert wait_until(lambda: containers_of(docker, os.getpid()) == [])
 
 
-ABRUPT = """
+ABRUPT = f"""{PATIENT}{ONE_WAITS}
 import asyncio, gc, os, sys
 from fumehood import get_sandbox
 sandbox = get_sandbox(type="docker", warm_cells=1)
 loop = asyncio.new_event_loop()
 assert loop.run_until_complete(sandbox.execute_async("print(1)")).stdout == "1\\n"
-loop.run_until_complete(asyncio.sleep(0.5))
+async def until_one_waits():
+    while not one_waits():
+        await asyncio.sleep(0.01)
+loop.run_until_complete(until_one_waits())
 loop.close()
 if sys.argv[1] == "again":
     assert asyncio.run(sandbox.execute_async("print(1)")).stdout == "1\\n"
@@ -175,14 +181,14 @@ if sys.argv[1] == "again":
 
 @pytest.mark.parametrize("then", ["again", "end"])
 def test_a_loop_that_is_closed_by_force_leaves_nothing_behind_its_process(docker: str, then: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", ABRUPT, then], stderr=subprocess.PIPE, text=True) as host:
-        said = host.communicate(timeout=60)[1]
+    with subprocess.Popen([sys.executable, "-c", ABRUPT, then], stderr=subprocess.PIPE, encoding="utf-8") as host:
+        said = host.communicate(timeout=HANG_S)[1]
     assert host.returncode == 0, said
     assert "Exception ignored" not in said, said  # asyncio's own complaint about the loop is right
-    assert wait_until(lambda: containers_of(docker, host.pid) == [], 20)
+    assert wait_until(lambda: containers_of(docker, host.pid) == [])
 
 
-FORKS = """
+FORKS = f"""{PATIENT}
 import gc, os, sys, time
 from fumehood import get_sandbox, open_session
 sandbox = get_sandbox(type="docker", warm_cells=1)
@@ -205,35 +211,35 @@ print(child, flush=True)
 
 
 def test_a_forked_child_has_its_own_and_leaves_the_parents_alone(docker: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as host:
-        said, _ = host.communicate(timeout=100)
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, encoding="utf-8") as host:
+        said, _ = host.communicate(timeout=HANG_S)
     assert host.returncode == 0
     for pid in (host.pid, int(said)):
-        assert wait_until(lambda pid=pid: containers_of(docker, pid) == [], 20)
+        assert wait_until(lambda pid=pid: containers_of(docker, pid) == [])
 
 
-LEAVES_A_CHILD = """
+LEAVES_A_CHILD = f"""{PATIENT}
 import os, sys, time
 from fumehood import open_session
 session = open_session(type="docker", warm_cells=0)
 session.run("1")
 child = os.fork()
 if child == 0:
-    time.sleep(60)
+    time.sleep(3600)
     os._exit(0)
 print(child, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
 def test_a_child_does_not_keep_the_containers_of_a_killed_parent(docker: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", LEAVES_A_CHILD], stdout=subprocess.PIPE, text=True) as host:
+    with subprocess.Popen([sys.executable, "-c", LEAVES_A_CHILD], stdout=subprocess.PIPE, encoding="utf-8") as host:
         assert host.stdout is not None
         child = int(host.stdout.readline())
         try:
             assert [each["State"] for each in containers_of(docker, host.pid)] == ["running"]
             host.kill()
-            assert wait_until(lambda: [each["State"] for each in containers_of(docker, host.pid)] != ["running"], 20)
+            assert wait_until(lambda: [each["State"] for each in containers_of(docker, host.pid)] != ["running"])
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -243,13 +249,13 @@ def test_a_child_does_not_keep_the_containers_of_a_killed_parent(docker: str) ->
 
 def labels(**changed: Any) -> dict[str, str]:
     names = {"owner": sweep.OWNER, "namespace": sweep.NAMESPACE, "expires": sweep.EXPIRES}
-    own = {**sweep.own_labels(), sweep.EXPIRES: str(int(time.time()) + 60)}
+    own = {**sweep.own_labels(), sweep.EXPIRES: str(int(time.time()) + 3600)}
     return own | {names[name]: str(value) for name, value in changed.items()}
 
 
 def owner_of(pid: int) -> str:
     boot = sweep.own_labels()[sweep.OWNER].split(":")[0]
-    return f"{boot}:{pid}:{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return f"{boot}:{pid}:{Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()[19]}"
 
 
 def dead_owner() -> str:
@@ -295,8 +301,7 @@ def test_a_sweep_removes_what_is_left_and_nothing_else(docker: str) -> None:
         )
     }
     try:
-        code = "from fumehood import get_sandbox; get_sandbox(type='docker', warm_cells=0).check()"
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", CHECKS], check=True, timeout=HANG_S)
         left = {each["Id"] for each in ask(docker, "GET", "/containers/json?all=1")}
         assert {name for name, identity in made.items() if identity in left} == made.keys() - {"dead", "expired"}
     finally:

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_api import containers_of
+from engine_api import PATIENT, containers_of
 
 from docker_engine import IMAGE, clear_up, client_of, end_leftovers
-from fumehood import BackendUnavailable, get_sandbox, open_session
-from support import wait_until
+from escape.test_sessions import timed_out
+from fumehood import BackendUnavailable, execution, get_sandbox, open_session
+from support import HANG_S, wait_until
 
 # Podman asks for more processes than a root without CAP_SYS_RESOURCE may give.
 HOOK = """#!/usr/bin/python3 -I
@@ -36,7 +37,7 @@ def podman(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     home = Path(docker_host.removeprefix("unix://")).parent.parent / "cache" / "podman"
     (home / "hooks").mkdir(parents=True, exist_ok=True)
     hook = home / "hooks" / "hook.py"
-    hook.write_text(HOOK)
+    hook.write_text(HOOK, encoding="utf-8")
     hook.chmod(0o755)
     when = {"version": "1.0.0", "hook": {"path": str(hook)}, "when": {"always": True}, "stages": ["precreate"]}
     (home / "hooks" / "hook.json").write_text(json.dumps(when))
@@ -51,25 +52,27 @@ def podman(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         end_leftovers(home)
         ours, theirs = (
             subprocess.run(
-                [*docker, "image", "inspect", "-f", "{{.Id}}", IMAGE], env=env, capture_output=True, text=True
+                [*docker, "image", "inspect", "-f", "{{.Id}}", IMAGE], env=env, capture_output=True, encoding="utf-8"
             )
             for docker, env in ((command, None), (["docker"], client_of(docker_host)))
         )
         if ours.stdout.strip() != theirs.stdout.strip().removeprefix("sha256:"):
             saving = subprocess.Popen(["docker", "save", IMAGE], env=client_of(docker_host), stdout=subprocess.PIPE)
             with saving:
-                subprocess.run([*command, "load"], stdin=saving.stdout, check=True, stdout=log, stderr=log, timeout=180)
-            subprocess.run([*command, "image", "prune", "-f"], check=True, stdout=log, stderr=log, timeout=60)
+                subprocess.run(
+                    [*command, "load"], stdin=saving.stdout, check=True, stdout=log, stderr=log, timeout=3 * HANG_S
+                )
+            subprocess.run([*command, "image", "prune", "-f"], check=True, stdout=log, stderr=log, timeout=HANG_S)
         (home / "podman.sock").unlink(missing_ok=True)
         service = subprocess.Popen([*command, "system", "service", "--time", "0", address], stdout=log, stderr=log)
         monkeypatch.setenv("DOCKER_HOST", address)
         try:
-            assert wait_until((home / "podman.sock").exists, 20), (home / "podman.log").read_text()
+            assert wait_until((home / "podman.sock").exists), (home / "podman.log").read_text()
             yield address
         finally:
-            subprocess.run([*command, "rm", "-fa"], stdout=log, stderr=log, timeout=60)
+            subprocess.run([*command, "rm", "-fa"], stdout=log, stderr=log, timeout=HANG_S)
             service.terminate()
-            service.wait(30)
+            service.wait(HANG_S)
             clear_up(home, "libpod_parent")
 
 
@@ -84,23 +87,24 @@ def test_a_container_of_podmans_is_sealed(podman: str) -> None:
         result = sandbox.execute(f"import os; print([p for p in {places} if os.access(p, os.W_OK)])")
         assert (result.exit_code, result.stdout) == (0, "['/dev/mqueue']\n")  # where a limit of none holds
         assert sandbox.execute("keep = b'x' * (400 << 20)").meta["reason"] == "memory"
-        late = sandbox.execute("print('up'); import time; time.sleep(60)", timeout=1)
-        assert (late.meta["timed_out"], late.stdout) == (True, "up\n")
-    assert wait_until(lambda: containers_of(podman, os.getpid()) == [], 20)
+        late = "print('up', flush=True); import time; time.sleep(3600)"
+        timed_out(lambda timeout: sandbox.execute(late, timeout=timeout), "up\n")
+    assert wait_until(lambda: containers_of(podman, os.getpid()) == [])
 
 
-def test_a_session_on_podman(podman: str) -> None:
+def test_a_session_on_podman(podman: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "INTERRUPT_GRACE_S", HANG_S)  # on a busy machine one that stops late is killed else
     with open_session(type="docker", warm_cells=1) as session:
         session.write("/workspace/a.txt", "text")
         assert session.run("x = open('a.txt').read()").exit_code == 0
         assert session.run("while True: pass", 1).meta["timed_out"] is True
         assert session.run("print(x)").stdout == "text\n"
         assert session.exec(["sh", "-c", "id -u"]).stdout == "1000\n"
-    assert wait_until(lambda: containers_of(podman, os.getpid()) == [], 20)
+    assert wait_until(lambda: containers_of(podman, os.getpid()) == [])
 
 
 def test_a_killed_host_leaves_nothing_on_podman_after_the_next_start(podman: str) -> None:
-    code = """
+    code = f"""{PATIENT}
 from fumehood import open_session
 session = open_session(type="docker", warm_cells=1)
 print(session.run("1").exit_code, flush=True)

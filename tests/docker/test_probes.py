@@ -17,6 +17,7 @@ from escape.test_attacks import ATTACKS
 from escape.test_probes import RUNNABLE, Canaries, planted
 from escape.test_sessions import Inside
 from fumehood import get_sandbox, open_session
+from support import HANG_S
 
 _HOST_FILES = ("/etc/shadow", "/etc/sudoers", "/etc/ssh/ssh_host_ed25519_key", "/etc/machine-id")
 
@@ -80,7 +81,7 @@ def canaries() -> Iterator[Canaries]:
 def sandbox(docker_host: str, canaries: Canaries) -> Iterator[Any]:
     del canaries  # they must exist before anything is started that could inherit them
     settings: dict[str, Any] = {"type": "docker", "require": "sealed", "store_code": "never", "warm_cells": 2}
-    with get_sandbox(docker_host=docker_host, **settings) as sandbox:
+    with get_sandbox(docker_host=docker_host, timeout_sec=HANG_S, **settings) as sandbox:
         yield sandbox
 
 

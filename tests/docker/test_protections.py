@@ -20,7 +20,7 @@ from fumehood.errors import PackageError
 from fumehood.guest.rlimits import no_core
 from fumehood.tools import Toolbox
 from fumehood.types import Command, Exited
-from support import wait_until
+from support import HANG_S, wait_until
 
 LOOK = """
 import json, os, resource
@@ -207,6 +207,7 @@ def test_packages_are_shown_and_cannot_be_changed(tmp_path: Path) -> None:
     (tmp_path / "layer").mkdir()
     (tmp_path / "layer" / "lent.py").write_text("x = 42")
     os.chmod(tmp_path / "layer", 0o755)
+    os.chmod(tmp_path / "layer" / "lent.py", 0o644)
 
     async def scenario() -> list[tuple[int, bytes]]:
         backend = DockerBackend(Settings(type="docker", docker_host=os.environ["DOCKER_HOST"], warm_cells=0))
@@ -215,7 +216,7 @@ def test_packages_are_shown_and_cannot_be_changed(tmp_path: Path) -> None:
         for code in ("import lent; print(lent.x)", "import lent; open(lent.__file__, 'w')"):
             process = await sandbox.start(Command(("python", "main.py"), code.encode()))
             output = b""
-            while not isinstance(event := await process.read(20), Exited):
+            while not isinstance(event := await process.read(HANG_S), Exited):
                 assert event is not None
                 output += event.data
             seen.append((event.exit_code, output))

@@ -204,9 +204,9 @@ class Client:
         raise Refused(response.status_code, _message(response.content))
 
     async def _send(
-        self, verb: str, path: str, body: object = None, params: Any = None, timeout_s: float = ANSWER_S
+        self, verb: str, path: str, body: object = None, params: Any = None, timeout_s: float | None = None
     ) -> Any:
-        timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
+        timeout = httpx2.Timeout(ANSWER_S if timeout_s is None else timeout_s, connect=_CONNECT_S)
         try:
             return await self._http.request(verb, path, json=body, params=params or None, timeout=timeout)
         except (httpx2.TransportError, OSError) as error:  # it lets some of TLS through

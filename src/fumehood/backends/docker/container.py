@@ -19,7 +19,7 @@ from .link import Link
 
 KILLED = 128 + signal.SIGKILL
 _MAKE_S = 30.0
-_FATE_S = 3.0
+_FATE_S, _ASK_AGAIN_S = 10.0, 0.05  # the streams of a container end before its engine knows that it has
 _TRIES, _TRY_S = 10, 0.05  # to remove what may be in the making
 _REBUILD = "build it again with `fumehood image build`"
 LOST: dict[str | None, str] = {
@@ -158,16 +158,20 @@ class Container:
     async def _look(self) -> str | None:
         try:
             async with asyncio.timeout(_FATE_S):
-                state = (await self.client.ask("GET", f"/containers/{self.name}/json")).get("State") or {}
+                while (state := await self._state()).get("Running"):
+                    await asyncio.sleep(_ASK_AGAIN_S)
         except Refused as refused:
             return "killed" if refused.status == 404 else None
         except TimeoutError:
             return None
         except FumehoodError:
             return "daemon"
-        if state.get("ExitCode") != KILLED or state.get("Running"):
+        if state.get("ExitCode") != KILLED:
             return None
         return "memory" if state.get("OOMKilled") else "killed"
+
+    async def _state(self) -> dict[str, Any]:
+        return (await self.client.ask("GET", f"/containers/{self.name}/json")).get("State") or {}
 
     async def _ask(self, doing: str, verb: str, path: str, content: object = None, **params: str) -> Any:
         self._doing = doing
