@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fumehood.types import ExecutionResult
@@ -69,3 +71,28 @@ def timed_out(run: Callable[[float], ExecutionResult], says: str) -> tuple[Execu
 def at_some_pace(attempt: Callable[[float], bool]) -> bool:
     """Whether it went as meant with any of these times: it is False for one that the machine was too slow for."""
     return any(attempt(seconds) for seconds in (0.4, 1.5, 6.0, 24.0, 96.0))
+
+
+GRACE_S = 120.0
+_SITECUSTOMIZE = """
+import importlib, sys
+if sys.orig_argv[1:3] == ["-m", "fumehood"]:
+    for module, name, seconds in {waits!r}:
+        vars(importlib.import_module(module))[name] = seconds
+"""
+
+
+def with_waits(directory: Path, waits: Sequence[tuple[str, str, float]]) -> dict[str, str]:
+    """Variables for `python -m fumehood` in a process of its own, with these module's constants changed.
+
+    Python runs a module of this name, if it finds one, when it starts.
+    """
+    directory.mkdir(exist_ok=True)
+    (directory / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(waits=list(waits)), "utf-8")
+    return {"PYTHONPATH": str(directory)}
+
+
+def take_signals() -> None:
+    """For a child before its program: what this process was told to ignore its children would ignore too."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)

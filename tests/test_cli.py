@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,9 @@ from fumehood.backends.fake import Reply
 from fumehood.cli import run
 from fumehood.cli.main import COMMANDS, EXIT_CODES, main
 from fumehood.types import ExecutionResult
+from marked import gone, is_up, new_marker
+from pace import take_signals
+from support import HANG_S
 
 Run = Callable[..., tuple[int, str, str]]
 OURS = [sys.executable, "-m", "fumehood"]
@@ -67,7 +69,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Reply]], list
 
 
 def process(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*OURS, *words], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([*OURS, *words], capture_output=True, encoding="utf-8", timeout=HANG_S, **options)
 
 
 class TestMain:
@@ -98,7 +100,9 @@ class TestMain:
     @pytest.mark.parametrize("words", [["--help"], ["run"], ["run", "-c", "1", "--timeout", "x"]])
     def test_help_and_usage_errors_load_neither_the_library_nor_asyncio(self, words: list[str]) -> None:
         code = f"import sys; from fumehood.cli.main import main; main({words}); print(*sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=HANG_S, check=True
+        )
         loaded = set(done.stdout.splitlines()[-1].split())
         assert not loaded & {"asyncio", "subprocess", "yaml", "fumehood.api", "fumehood.engine"}
         assert words == ["--help"] or "fumehood.records" not in loaded
@@ -305,7 +309,7 @@ class TestStreams:
             with subprocess.Popen(
                 [*OURS, "run", "-c", "#\x1b[2J\x9b"], stdin=subprocess.DEVNULL, stdout=follower
             ) as child:
-                assert child.wait(60) == 0
+                assert child.wait(HANG_S) == 0
             assert os.read(leader, 100) == b"#\\x1b[2J\\x9b"
         finally:
             os.close(leader)
@@ -315,7 +319,7 @@ class TestStreams:
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            done = subprocess.run([*OURS, "run", "-c", "x"], stdout=writer, stderr=subprocess.PIPE, timeout=60)
+            done = subprocess.run([*OURS, "run", "-c", "x"], stdout=writer, stderr=subprocess.PIPE, timeout=HANG_S)
         finally:
             os.close(writer)
         assert (done.returncode, done.stderr) == (0, b"")
@@ -324,32 +328,38 @@ class TestStreams:
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            done = subprocess.run([*OURS, "config", "show"], stdout=writer, stderr=subprocess.PIPE, timeout=60)
+            done = subprocess.run([*OURS, "config", "show"], stdout=writer, stderr=subprocess.PIPE, timeout=HANG_S)
         finally:
             os.close(writer)
         assert (done.returncode, done.stderr) == (141, b"")
 
     def test_a_full_disk_is_said(self) -> None:
         with open("/dev/full", "wb") as full:
-            done = subprocess.run([*OURS, "run", "-c", "x"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+            done = subprocess.run([*OURS, "run", "-c", "x"], stdout=full, stderr=subprocess.PIPE, timeout=HANG_S)
         assert done.returncode == 125
         assert b"No space left" in done.stderr
 
     @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
     def test_a_closed_stream_is_no_crash(self, closed: str) -> None:
         done = subprocess.run(
-            ["/bin/sh", "-c", f'"$0" -m fumehood run -c x {closed}', sys.executable], capture_output=True, timeout=60
+            ["/bin/sh", "-c", f'"$0" -m fumehood run -c x {closed}', sys.executable],
+            capture_output=True,
+            timeout=HANG_S,
         )
         assert (done.returncode, done.stderr) == (0, b"")
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_the_program_and_shows_what_it_had_printed(self, number: int) -> None:
-        child = subprocess.Popen([sys.executable, "-c", _SLEEPER], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", _SLEEPER],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=take_signals,
+        )
         assert child.stderr is not None
-        assert child.stderr.readline() == b"started\n"
-        time.sleep(0.5)
+        assert child.stderr.readline() == b"printed\n"
         child.send_signal(number)
-        out, _ = child.communicate(timeout=20)
+        out, _ = child.communicate(timeout=HANG_S)
         assert child.returncode == 128 + number
         assert out == b"so far"
 
@@ -359,8 +369,11 @@ import sys
 from fumehood.backends import fake
 from fumehood.cli.main import main
 original = fake.FakeBackend
-fake.FakeBackend = lambda settings: original(settings, [fake.Reply("so far", after_s=60)])
-print("started", file=sys.stderr, flush=True)
+def program():
+    yield fake.Output("stdout", b"so far")
+    print("printed", file=sys.stderr, flush=True)
+    yield 3600.0
+fake.FakeBackend = lambda settings: original(settings, [program()])
 sys.stdin.close()
 sys.exit(main(["run", "-c", "1"]))
 """
@@ -380,7 +393,7 @@ class TestConfig:
     def test_without_origin_it_is_an_environment_file(self, cli: Run) -> None:
         out = cli("config", "show")[1]
         assert "#" not in out
-        Path("all.env").write_text(out)
+        Path("all.env").write_text(out, "utf-8")
         assert cli("config", "show", "--env-file", "all.env")[:2] == (0, out)
 
     def test_json(self, cli: Run) -> None:
@@ -439,6 +452,7 @@ class TestLocal:
     def _local(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("fumehood.backends.local", reason="the local engine is not there yet")
         monkeypatch.setenv("SANDBOX_TYPE", "local")
+        monkeypatch.setenv("SANDBOX_TIMEOUT_SEC", f"{HANG_S:g}")
 
     def test_output_input_arguments_and_exit_code_pass_through(self) -> None:
         code = "import sys; print(sys.argv[1:], sys.stdin.read()); print('e', file=sys.stderr); sys.exit(5)"
@@ -449,12 +463,18 @@ class TestLocal:
         assert process("run", "--timeout", "1", "-c", "while True: pass").returncode == 124
 
     def test_ctrl_c_kills_the_program(self) -> None:
-        words = ["run", "-c", "print('up', flush=True)\nimport time\ntime.sleep(60)"]
-        child = subprocess.Popen([*OURS, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        time.sleep(3)
+        marker = new_marker()
+        Path("main.py").write_text(
+            f"import subprocess\nprint('up', flush=True)\nsubprocess.run(['sleep', '{marker}'])", "utf-8"
+        )  # in a file, so that the marker is on no other command line
+        child = subprocess.Popen(
+            [*OURS, "run", "main.py"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=take_signals
+        )
+        assert is_up(marker)
         child.send_signal(signal.SIGINT)
-        out, _ = child.communicate(timeout=20)
+        out, _ = child.communicate(timeout=HANG_S)
         assert (child.returncode, out) == (130, b"up\n")
+        assert gone(marker)
 
     def test_doctor_agrees_with_the_receipt_of_a_run(self, cli: Run) -> None:
         code, out, _ = cli("doctor", "--json")

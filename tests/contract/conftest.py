@@ -18,6 +18,7 @@ import pytest
 from docker_engine import docker, docker_host
 from fumehood import AsyncSession, FumehoodError, IsolationUnavailable, OneShot, get_sandbox, open_session
 from fumehood.types import Display, ExecutionResult, Exited, Output
+from pace import GRACE_S, with_waits
 from support import HANG_S, execute
 
 __all__ = ["docker", "docker_host"]
@@ -78,7 +79,6 @@ GAPS: dict[str, dict[str, str]] = {
 
 # How long fumehood waits for what was told to stop, and for a container or a server, before it does without: by what is
 # driven. On a busy machine that may be too short, so only tests of the waiting itself have it as it is.
-GRACE_S = 120.0
 ABOVE = (
     ("fumehood.execution", "INTERRUPT_GRACE_S"),
     ("fumehood.execution", "KILL_GRACE_S"),
@@ -104,14 +104,6 @@ WAITS = {
     "remote": (("fumehood.backends.remote", "_MEET_S"), ("fumehood.backends.remote.process", "_END_S")),
 }
 HURRY_S = 0.5
-
-# For a server in a process of its own: Python runs a module of this name when it starts.
-SITECUSTOMIZE = """
-import importlib, sys
-if sys.orig_argv[1:3] == ["-m", "fumehood"]:
-    for module, name, seconds in {waits!r}:
-        vars(importlib.import_module(module))[name] = seconds
-"""
 
 
 @dataclass(frozen=True)
@@ -299,9 +291,8 @@ def serve(directory: Path, interrupt_grace_s: float) -> Iterator[tuple[str, str]
     allowed = {"NETWORK": "true", "SUPPORTED_LANGUAGES": "python,javascript,bash", "ALLOWED_COMMANDS": "*"}
     settings = {**allowed, "ISOLATION": "sealed", "MEMORY_MB": "4096", "STORE_CODE": "never"}
     waits = [*((*wait, GRACE_S) for wait in (*ABOVE, *LOCAL)), (*ABOVE[0], interrupt_grace_s)]
-    (directory / "sitecustomize.py").write_text(SITECUSTOMIZE.format(waits=waits), "utf-8")
-    env = {"PYTHONPATH": str(directory), **{f"SANDBOX_{name}": value for name, value in settings.items()}}
-    server = Running(directory, env=env)
+    env = {f"SANDBOX_{name}": value for name, value in settings.items()}
+    server = Running(directory, env={**env, **with_waits(directory / "waits", waits)})
     yield server.url, TOKENS["alice"]
     assert server.stop() == 0
 

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from marked import alive, new_marker
 from support import HANG_S, open_fds, wait_until, zombies
 
 from .conftest import ALL_TARGETS, WARM, Target
-from .test_programs import alive, new_marker, nothing_left
+from .test_programs import nothing_left
 
 
 @pytest.fixture(params=[*ALL_TARGETS, *WARM], ids=str)

@@ -7,9 +7,10 @@ import textwrap
 import pytest
 
 from fumehood.execution import TRUNCATED
+from marked import new_marker
 from pace import timed_out
 
-from .test_programs import new_marker, nothing_left
+from .test_programs import nothing_left
 
 STUBBORN = {
     "busy": "while True: pass",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 
 import pytest
 
 from fumehood.execution import TRUNCATED
-from support import HANG_S, wait_until
+from marked import alive, gone, new_marker
 
 
 def test_hello(box):
@@ -312,31 +310,6 @@ def test_bash(box):
     assert box.run("python -c 'print(6 * 7)' | tr 4 x", "bash").stdout == "x2\n"
 
 
-def new_marker() -> str:
-    """So many seconds that nobody else sleeps, and all of one length, so that none is part of another."""
-    return f"{10**11 + secrets.randbelow(9 * 10**11)}.75"
-
-
 def nothing_left(box, marker: str) -> bool:
     """With the result every process is gone that had a pid namespace; elsewhere who was killed may take a moment."""
     return not alive(marker) if box.target.level == "sealed" else gone(marker)
-
-
-def gone(marker: str, within_s: float = HANG_S) -> bool:
-    return wait_until(lambda: not alive(marker), within_s)
-
-
-def is_up(marker: str, within_s: float = HANG_S) -> bool:
-    return wait_until(lambda: alive(marker), within_s)  # for an instant after exec there is no command line yet
-
-
-def alive(marker: str) -> bool:
-    """Whether any process of this machine has the marker on its command line."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if marker.encode() in file.read():
-                    return True
-        except OSError:
-            continue
-    return False

@@ -21,11 +21,11 @@ import pytest
 from fumehood import AsyncSession, errors
 from fumehood.execution import TRUNCATED
 from fumehood.types import Display, Exited, Output
+from marked import alive, gone, is_up, new_marker
 from pace import at_some_pace, timed_out
 from support import HANG_S, wait_until
 
 from .conftest import SESSION_TARGETS, Kept, Target
-from .test_programs import alive, gone, is_up, new_marker
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -568,7 +568,7 @@ def test_a_session_has_an_end_whatever_happens(session: Kept) -> None:
 HOST = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
-from contract.test_programs import is_up
+from marked import is_up
 from fumehood import AsyncSession, open_session
 code = {code!r}
 if {driver!r} == "direct":
