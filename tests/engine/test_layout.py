@@ -15,6 +15,7 @@ import pytest
 
 import fumehood
 from fumehood.engine.layout import Layout, _outermost
+from support import HANG_S
 
 SRC = str(Path(fumehood.__file__).parents[1])
 ASK = (
@@ -25,7 +26,8 @@ ASK = (
 
 def make_venv(path: Path) -> Path:
     """A virtualenv of the interpreter beneath the tests, without what they have installed."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True, timeout=HANG_S)
+    subprocess.run(["chmod", "-R", "a+rX", str(path)], check=True)  # the umask may be that of a private person
     return path
 
 
@@ -36,8 +38,8 @@ def run(venv: Path, code: str, cwd: Path | str = "/", **env: str) -> str:
         env={"HOME": os.path.expanduser("~"), "PATH": "/usr/bin:/bin", "PYTHONPATH": SRC, **env},
         cwd=cwd,
         capture_output=True,
-        text=True,
-        timeout=60,
+        encoding="utf-8",
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -179,8 +181,8 @@ def test_packages_that_the_user_installed_for_themselves_are_shown(tmp_path: Pat
         env={"HOME": str(tmp_path), "PYTHONUSERBASE": str(tmp_path / "base"), "PYTHONPATH": SRC, "PATH": "/usr/bin"},
         cwd="/",
         capture_output=True,
-        text=True,
-        timeout=60,
+        encoding="utf-8",
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     layout = Layout(*json.loads(done.stdout))
@@ -230,10 +232,10 @@ from fumehood.errors import IsolationUnavailable
 try:
     with get_sandbox(isolation="sealed", store_code="never") as sandbox:
         code = "import dropped, sys; print(dropped.answer, dropped.__file__, sys.executable, sys.prefix)"
-        one = sandbox.execute(code, timeout=20)
+        one = sandbox.execute(code, timeout=280)
         two = sandbox.execute(
             "import subprocess; print(subprocess.run(['python', '-c', 'import dropped; print(dropped.answer)'],"
-            " capture_output=True, text=True))", timeout=20)
+            " capture_output=True, text=True))", timeout=280)
         print(json.dumps([one.stdout, one.stderr, two.stdout + two.stderr]))
 except IsolationUnavailable as missing:
     print(json.dumps(str(missing)))
@@ -243,6 +245,7 @@ except IsolationUnavailable as missing:
 def check_imports(venv: Path, cwd: Path) -> None:
     (site_packages,) = (venv / "lib").glob("python3*/site-packages")
     (site_packages / "dropped.py").write_text("answer = 42\n")
+    (site_packages / "dropped.py").chmod(0o644)
     found = json.loads(run(venv, IMPORT, cwd=cwd))
     if isinstance(found, str):
         pytest.skip(f"no sealed sandbox on this machine: {found}")

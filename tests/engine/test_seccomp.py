@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import platform
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from fumehood.engine import _syscall_numbers as numbers
 from fumehood.engine.seccomp import ALLOWED, CHECKED, compile_filter, supported
+from support import HANG_S
 
 GUEST = Path(__file__).with_name("seccomp_guest.py")
 TABLES = {"x86_64": numbers.X86_64, "aarch64": numbers.AARCH64}
@@ -298,7 +300,10 @@ def test_nobody_is_scheduled_but_oneself(judge: Judge) -> None:
 
 def guest(mode: str, program: Path | None, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-S", str(GUEST), str(program or "-"), mode, *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    environment = {**os.environ, "TMPDIR": "/tmp"}  # a socket's path must be short
+    return subprocess.run(
+        command, input=stdin, capture_output=True, encoding="utf-8", timeout=HANG_S, check=False, env=environment
+    )
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import pytest
 from fumehood.engine import usage
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
-THEN_WAIT = "print(flush=True)\nimport time; time.sleep(60)\n"
+THEN_WAIT = "print(flush=True)\nimport time; time.sleep(3600)\n"
 
 
 @pytest.mark.parametrize(
     ("program", "least", "most"),
     [
-        (BURN.format(1.0), 0, 0.5),
-        (f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(1.0)!r}])\n", 0.9, 3),
+        (BURN.format(0.5), 0, 0.25),
+        (f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.5)!r}])\n", 0.45, 1.5),
     ],
     ids=["its own", "of what it started and waited for"],
 )
