@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..types import Limits
 from .diagnose import fix_for
+from .procfs import has_ended
 
 _PREFIX = "fumehood-"
 _LEAF = f"/{_PREFIX}host"
@@ -348,7 +349,7 @@ def _sweep(own: str) -> None:
     """Directories that a killed process of ours left behind."""
     for entry in os.listdir(own):
         owner = entry.removeprefix(_PREFIX).partition("-")[0]
-        if entry.startswith(_PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+        if entry.startswith(_PREFIX) and owner.isdigit() and has_ended(owner):
             _remove(f"{own}/{entry}")
 
 

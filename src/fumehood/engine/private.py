@@ -7,6 +7,7 @@ import shutil
 import tempfile
 
 from .layout import Layout
+from .procfs import has_ended
 
 _PASSES = 64  # one for each level of directories that had to be opened up
 _PREFIX = "fumehood-"
@@ -40,7 +41,7 @@ def sweep(owner: int | None = None) -> None:
     _swept = os.getpid()
     for entry in os.scandir(tempfile.gettempdir()):
         pid = entry.name.removeprefix(_PREFIX).partition("-")[0]
-        if entry.name.startswith(_PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+        if entry.name.startswith(_PREFIX) and pid.isdigit() and has_ended(pid):
             try:
                 is_ours = entry.stat(follow_symlinks=False).st_uid in (os.geteuid(), owner)
                 if is_ours and entry.is_dir(follow_symlinks=False):

@@ -17,3 +17,9 @@ def read(path: str, size: int = 4096) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+def has_ended(pid: str) -> bool:
+    """Whether it runs no more; one that its parent has not asked about yet is still listed."""
+    state = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1]
+    return state[0] in (b"Z", b"X") if state else not os.path.exists(f"/proc/{pid}")
