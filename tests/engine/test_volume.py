@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import stat
 import struct
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
+from process_view import descriptors
 
 from fumehood.engine.engine import Engine, shared
 from fumehood.engine.volume import Volume
 from fumehood.errors import BadArgument, FileError, IsolationUnavailable, SandboxLost
 from fumehood.types import Command, Display, Exited, Limits, Output
-from support import wait_until
+from support import HANG_S, wait_until
 
 LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=16 << 20, inodes=512)
 
@@ -58,16 +60,13 @@ def opened():
 def ended(cell) -> tuple[str, str, list[dict], Exited]:
     texts = {"stdout": b"", "stderr": b""}
     shown = []
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        event = cell.read(5)
+    while not isinstance(event := cell.read(HANG_S), Exited):
+        assert event is not None, "it did not end"
         if isinstance(event, Output):
             texts[event.stream] += event.data
         elif isinstance(event, Display):
             shown.append(dict(event.data))
-        elif isinstance(event, Exited):
-            return texts["stdout"].decode(), texts["stderr"].decode(), shown, event
-    raise AssertionError("it did not end")
+    return texts["stdout"].decode("utf-8", "replace"), texts["stderr"].decode("utf-8", "replace"), shown, event
 
 
 def command(volume: Volume, *argv: str, stdin: bytes = b"") -> tuple[str, str, Exited]:
@@ -113,21 +112,29 @@ def test_an_interrupted_run_keeps_its_variables_and_ends_what_it_started(engine,
     volume = opened(engine)
     run(volume, "x = 1")
     interpreter = volume.waiting_interpreter()
-    marker = f"{time.time_ns() % 10**9 + 10**6}.25"
-    interpreter.begin(f"import subprocess; x = 2; subprocess.Popen(['sleep', '{marker}'])\nwhile True: pass")
-    assert interpreter.read(1.0) is None
+    marker = a_long_time()
+    begin(interpreter, f"import subprocess; x = 2; subprocess.Popen(['sleep', '{marker}'])\n{{}}\nwhile True: pass")
     interpreter.interrupt()
     _, err, _, exited = ended(interpreter)
     assert "KeyboardInterrupt" in err
     assert (exited.exit_code, exited.state_lost) == (130, False)
     assert text(run(volume, "x")[2]) == ["2"]
-    until = time.monotonic() + 5
-    while marker in processes() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert marker not in processes()
+    assert wait_until(lambda: marker not in commands())
 
 
-def processes() -> str:
+def begin(interpreter, code: str) -> None:
+    """Until the program says that it has come to `{}`, from where it does not end by itself."""
+    interpreter.begin(code.format("print('on', flush=True)"))
+    assert interpreter.read(HANG_S) == Output("stdout", b"on\n")
+
+
+def a_long_time() -> str:
+    """Seconds to sleep, by which a process is known among all of this machine."""
+    return f"3600.{secrets.randbelow(10**12):012}"
+
+
+def commands() -> str:
+    """The command lines of all processes."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -152,8 +159,7 @@ def test_killing_a_run_takes_the_interpreter(engine, opened):
     volume = opened(engine)
     run(volume, "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
     interpreter = volume.waiting_interpreter()
-    interpreter.begin("import time\nwhile True: time.sleep(1)")
-    assert interpreter.read(0.3) is None
+    begin(interpreter, "import time\n{}\nwhile True: time.sleep(1)")
     interpreter.kill()
     exited = ended(interpreter)[3]
     assert exited.exit_code == 137
@@ -188,22 +194,9 @@ def test_a_program_that_speaks_on_the_channel_harms_only_itself(sealed, opened, 
     run(volume, "print('MARKER')")
     interpreter = volume.waiting_interpreter()
     interpreter.begin(attack)
-    until = time.monotonic() + 3
-    while time.monotonic() < until and not isinstance(interpreter.read(0.2), Exited):
-        pass
-    if not interpreter.is_dead and interpreter.is_running:
-        interpreter.kill()
-        ended(interpreter)
-    for _ in range(2):
-        current = volume.waiting_interpreter() or volume.make_interpreter(Command(("python",), keeps_state=True))
-        current.begin("print('served')")
-        event = current.read(3)
-        if isinstance(event, Output) and event.data == b"served\n":
-            return
-        current.kill()
-        while not current.is_dead and not isinstance(current.read(1), Exited):
-            pass
-    raise AssertionError("no later run was served")
+    ended(interpreter)
+    served = [run(volume, "print('served')")[0] for _ in range(2)]
+    assert any(text.endswith("served\n") for text in served), served
 
 
 def test_the_memory_limit_is_the_sessions(sealed, opened):
@@ -232,12 +225,22 @@ def test_files_that_the_host_writes_belong_to_the_program(engine, opened):
     assert (out, err) == ("hi\n", "")
 
 
+DIES_LATER = """
+import os, threading, time
+def die():
+    while not os.path.exists('die'): time.sleep(0.01)
+    os._exit(5)
+threading.Thread(target=die).start()
+"""
+
+
 def test_an_interpreter_that_died_between_runs_is_replaced_and_the_next_run_says_so(engine, opened):
     volume = opened(engine)
-    run(volume, "import os, threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), os._exit(5))).start()")
+    run(volume, DIES_LATER)
     first = volume.waiting_interpreter()
     assert first is not None
-    assert first.is_gone(10)
+    volume.write("/workspace/die", b"")
+    assert first.is_gone(HANG_S)
     run(volume, "x = 1")
     second = volume.waiting_interpreter()
     assert second is not first
@@ -276,7 +279,7 @@ def test_what_a_killed_process_left_behind_is_swept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(private.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(private, "_swept", 0)
-    gone = tmp_path / "fumehood-4194305-abc"  # more than the kernel has
+    gone = tmp_path / "fumehood-4194305-abc"  # a higher number than the kernel gives to a process
     gone.mkdir()
     (gone / "file").write_text("left")
     alive, other = tmp_path / f"fumehood-{os.getpid()}-abc", tmp_path / "fumehood-notes"
@@ -304,17 +307,20 @@ def test_removing_a_directory_that_is_gone_touches_nothing_above_it(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["sealed", "confined", "process"])
-def test_a_session_that_was_dropped_as_the_process_ends_leaves_no_directory(level, tmp_path):
+def test_a_session_that_was_dropped_as_the_process_ends_leaves_no_directory(level, public_path):
     code = f"import fumehood; fumehood.open_session(isolation={level!r}, store_code='never').run('1')"
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    for place in (tmp_path, *tmp_path.parents[:2]):
-        place.chmod(0o755)
-    tmp_path.chmod(0o1777)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    public_path.chmod(0o1777)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(public_path)},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=HANG_S,
+    )
     if "IsolationUnavailable" in done.stderr:
-        pytest.skip(f"level {level} is not to be had here")
+        pytest.skip(f"no {level} sandbox on this machine")
     assert done.returncode == 0, done.stderr
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(public_path) == []
 
 
 # --- datasets
@@ -376,15 +382,10 @@ def test_a_dataset_that_vanished_is_named(engine, opened, tmp_path):
         opened(engine, datasets=[("dir.csv", str(tmp_path))])
 
 
-def test_packages_come_first_on_the_path(engine, opened, tmp_path):
-    layer = tmp_path / "layer"
-    layer.mkdir()
-    (layer / "only_here.py").write_text("value = 'from the layer'")
-    for place in (*layer.parents, layer):
-        if "pytest" in str(place):
-            place.chmod(0o755)
-    (layer / "only_here.py").chmod(0o644)
-    volume = opened(engine, packages=str(layer))
+def test_packages_come_first_on_the_path(engine, opened, public_path):
+    (public_path / "only_here.py").write_text("value = 'from the layer'")
+    (public_path / "only_here.py").chmod(0o644)
+    volume = opened(engine, packages=str(public_path))
     assert text(run(volume, "import only_here; only_here.value")[2]) == ["'from the layer'"]
     out, err, _ = command(volume, "python", "-c", "import only_here; print(only_here.value)")
     assert (out, err) == ("from the layer\n", "")
@@ -398,10 +399,9 @@ child = os.fork()
 if child == 0:
     os.setsid()
     ctypes.CDLL(None).prctl(15, b'{name}')  # PR_SET_NAME
-    threading.Thread(target=lambda: (open('{flag}', 'w').close(), time.sleep(60))).start()
+    threading.Thread(target=lambda: (open('{flag}', 'w').close(), time.sleep(3600))).start()
     ctypes.CDLL(None).syscall({{'x86_64': 60}}.get(platform.machine(), 93), 0)  # ends the first thread alone
-until = time.monotonic() + 10
-while not os.path.exists('{flag}') and time.monotonic() < until:
+while not os.path.exists('{flag}') or open(f'/proc/{{child}}/stat').read().rpartition(')')[2].split()[0] != 'Z':
     time.sleep(0.01)
 print(os.path.exists('{flag}'), open(f'/proc/{{child}}/comm').read().strip())
 """
@@ -409,7 +409,7 @@ print(os.path.exists('{flag}'), open(f'/proc/{{child}}/comm').read().strip())
 
 def test_a_daemon_whose_first_thread_is_dead_ends_with_the_command(engine, opened):
     volume = opened(engine)
-    name = f"h{time.time_ns() % 10**12}"
+    name = f"h{secrets.token_hex(6)}"
     assert command(volume, "python", "-c", HEADLESS.format(flag="up", name=name))[0] == f"True {name}\n"
     assert wait_until(lambda: not headless(name))
 
@@ -419,8 +419,8 @@ def headless(wanted: str) -> set[str]:
     found = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/stat") as file:
-                name, fields = file.read().split("(", 1)[1].rsplit(")", 1)
+            stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+            name, fields = stat.split("(", 1)[1].rsplit(")", 1)
         except OSError:
             continue
         if name == wanted and fields.split()[0] == "Z" and int(fields.split()[17]) > 1:
@@ -459,23 +459,17 @@ def test_a_single_execution_sees_no_volume(sealed, opened):
 
 def test_closing_leaves_no_descriptor_group_process_or_directory(engine, opened):
     opened(engine).close()
-    before = descriptors()
+    before, marker = descriptors(), a_long_time()
     for _ in range(5):
         volume = engine.open_volume(LIMITS, network=False)
-        run(volume, "import subprocess; p = subprocess.Popen(['sleep', '77.125'])")
+        run(volume, f"import subprocess; p = subprocess.Popen(['sleep', '{marker}'])")
+        assert marker in commands()
         volume.write("/workspace/a", b"a")
         volume.close()
         volume.close()
         assert volume.directory is None or not os.path.exists(volume.directory)
-    until = time.monotonic() + 5
-    while descriptors() > before and time.monotonic() < until:
-        time.sleep(0.05)
-    assert descriptors() <= before
-    assert "77.125" not in processes()
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    assert wait_until(lambda: descriptors() == before), (before, descriptors())
+    assert wait_until(lambda: marker not in commands())
 
 
 def test_a_volume_that_lost_its_zygote_says_so():
@@ -487,8 +481,7 @@ def test_a_volume_that_lost_its_zygote_says_so():
     run(volume, "x = 1")
     zygote = engine._roots[False].zygote
     os.kill(zygote._pid, signal.SIGKILL)
-    while not zygote.is_gone():
-        time.sleep(0.01)
+    assert wait_until(zygote.is_gone)
     with pytest.raises(SandboxLost):
         run(volume, "x")
     with pytest.raises(SandboxLost):
