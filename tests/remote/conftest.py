@@ -7,8 +7,8 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,9 +17,29 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra `server`")
+from fumehood import execution, get_sandbox
+from fumehood.backends import remote
+from fumehood.backends.remote import client as remote_client
+from fumehood.backends.remote import process as remote_process
 from running import TOKENS, Running
+from server.processes import WAITS, let_go, waiting
+from support import HANG_S, wait_until
 
 Starter = Callable[..., Running]
+_PATIENCE = {
+    execution: ("INTERRUPT_GRACE_S", "KILL_GRACE_S"),
+    remote: ("_MEET_S",),
+    remote_client: ("WAIT_S", "ANSWER_S", "_CONNECT_S", "_WRITE_S"),
+    remote_process: ("SILENCE_S", "_END_S"),
+}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client waits for a server as long as it takes; a test that is about the waiting sets its own."""
+    for module, names in _PATIENCE.items():
+        for name in names:
+            monkeypatch.setattr(module, name, HANG_S)
 
 
 @pytest.fixture
@@ -30,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Starter]:
     def make(*flags: str, **further: Any) -> Running:
         directory = tmp_path / f"server{len(started)}"
         directory.mkdir()
-        started.append(Running(directory, *flags, **further))
+        started.append(Running(directory, *flags, **{"is_patient": True, **further}))
         return started[-1]
 
     yield make
@@ -41,22 +61,40 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One that nobody ends, with less than its clients ask for."""
-    settings = {"MEMORY_MB": "200", "MAX_TIMEOUT_SEC": "20", "TIMEOUT_SEC": "20", "ALLOWED_COMMANDS": "echo,true"}
-    running = Running(
-        tmp_path_factory.mktemp("server"), env={f"SANDBOX_{name}": value for name, value in settings.items()}
-    )
+    settings = {"MEMORY_MB": "200", "MAX_TIMEOUT_SEC": "290", "ALLOWED_COMMANDS": "echo,true"}
+    env = {f"SANDBOX_{name}": value for name, value in settings.items()}
+    running = Running(tmp_path_factory.mktemp("server"), env=env, is_patient=True)
     yield running
     assert running.stop() == 0
 
 
 def to(url: str, **further: Any) -> dict[str, Any]:
     """The arguments of a client of that server."""
-    return {"type": "remote", "remote_url": url, "remote_token": TOKENS["alice"], "store_code": "never", **further}
+    own = {"remote_url": url, "remote_token": TOKENS["alice"], "store_code": "never", "timeout_sec": HANG_S}
+    return {"type": "remote", **own, **further}
 
 
 @pytest.fixture
 def client() -> Callable[..., dict[str, Any]]:
     return to
+
+
+@pytest.fixture
+def until_let_go() -> Callable[..., list[str]]:
+    """Runs three programs where there is room for one, which lasts until `then`; what each of them printed."""
+
+    def run(running: Running, arguments: dict[str, Any], then: Callable[[], bool]) -> list[str]:
+        with get_sandbox(**arguments) as sandbox, ThreadPoolExecutor(3) as pool:
+            first = pool.submit(sandbox.execute, WAITS, timeout=300)
+            assert wait_until(lambda: waiting(running.process.pid))
+            others = [pool.submit(sandbox.execute, "print(2)") for _ in range(2)]
+            try:
+                assert wait_until(then)
+            finally:
+                let_go(waiting(running.process.pid))
+            return [each.result(HANG_S).stdout for each in (first, *others)]
+
+    return run
 
 
 @pytest.fixture
@@ -117,7 +155,7 @@ class Proxy:
                 seen.append(f"{self.command} {self.path}")
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-                there = http.client.HTTPConnection(host, timeout=60)
+                there = http.client.HTTPConnection(host, timeout=HANG_S)
                 self.close_connection = True
                 try:
                     there.request(self.command, self.path.removeprefix(prefix), body, headers)
@@ -173,8 +211,9 @@ def before() -> Iterator[Callable[..., Proxy]]:
 def impostor() -> Iterator[Callable[..., str]]:
     """One that says what a server of ours says, until code is sent: then these bytes, and no more."""
     running: list[ThreadingHTTPServer] = []
+    over = threading.Event()
 
-    def make(said: bytes, *, stays: float = 0) -> str:
+    def make(said: bytes, *, stays: bool = False) -> str:
         receipt = {"level": "sealed"}
         info = json.dumps({"version": "0", "protocol": 1, "receipt": receipt}).encode()
 
@@ -185,7 +224,8 @@ def impostor() -> Iterator[Callable[..., str]]:
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers.get("content-length", 0)))
                 self._say(said)
-                time.sleep(stays)
+                if stays:
+                    over.wait()
 
             def _say(self, body: bytes) -> None:
                 self.send_response(200)
@@ -203,6 +243,7 @@ def impostor() -> Iterator[Callable[..., str]]:
         return f"http://127.0.0.1:{httpd.server_address[1]}"
 
     yield make
+    over.set()
     for httpd in running:
         httpd.shutdown()
         httpd.server_close()

@@ -6,9 +6,7 @@ import json
 import shutil
 import ssl
 import subprocess
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from fumehood import errors, get_sandbox, open_session
 from fumehood.backends.remote import client as remote_client
 from running import TOKENS, Running
+from support import HANG_S
 
 Client = Callable[..., dict[str, Any]]
 VERSION = {"X-Fumehood-Version": "0.0", "Content-Type": "application/json"}
@@ -80,26 +79,25 @@ def test_another_protocol(
 
 def test_a_server_that_says_to_come_in_an_hour_is_not_waited_for(client: Client, stranger: Callable[..., str]) -> None:
     problem = json.dumps({"code": "too_many", "detail": "enough for now"}).encode()
-    began = time.monotonic()
     for said in refused(errors.BackendUnavailable, client(stranger(429, {**VERSION, "Retry-After": "3600"}, problem))):
         assert "enough for now; again in 3600 s" in said
-    assert time.monotonic() - began < 20
 
 
-def test_a_quota_of_one_at_a_time_is_waited_for(start: Callable[..., Running], client: Client) -> None:
+def test_a_quota_of_one_at_a_time_is_waited_for(
+    start: Callable[..., Running], client: Client, until_let_go: Callable[..., list[str]]
+) -> None:
     running = start(tokens=[{"name": "alice", "token": TOKENS["alice"], "max_concurrent": 1}])
-    with get_sandbox(**client(running.url)) as sandbox, ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(sandbox.execute, ["import time; time.sleep(0.4); print('done')"] * 3))
-    assert [result.stdout for result in results] == ["done\n"] * 3
-    assert '"status": 429' in running.log()
+    printed = until_let_go(running, client(running.url), then=lambda: '"status": 429' in running.log())
+    assert printed == ["here\ndone\n", "2\n", "2\n"]
 
 
 def test_a_session_that_the_server_ended_begins_anew(server: Running, client: Client) -> None:
     with open_session(**client(server.url)) as session:
-        session.run("x = 1")
         with server.client() as http:
-            (other,) = http.get("/sessions").json()["sessions"]
-            assert http.delete(f"/sessions/{other['session_id']}").status_code == 204
+            before = {each["session_id"] for each in http.get("/sessions").json()["sessions"]}
+            session.run("x = 1")
+            (ours,) = {each["session_id"] for each in http.get("/sessions").json()["sessions"]} - before
+            assert http.delete(f"/sessions/{ours}").status_code == 204
         with pytest.raises(errors.SandboxLost, match="has ended it"):
             session.run("x")
         assert "NameError" in session.run("x").stderr
@@ -128,7 +126,7 @@ def tls(tmp_path: Path) -> ssl.SSLContext:
         check=True,
         capture_output=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=HANG_S,
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")

@@ -86,13 +86,13 @@ def test_settings_with_a_token_can_be_compared_and_kept(monkeypatch: pytest.Monk
 
 def test_a_token_file_is_read_anew(server: Running, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("wrong-token-0123456789\n")
+    file.write_text("wrong-token-0123456789\n", encoding="utf-8")
     with get_sandbox(**client(server.url, remote_token_file=file) | {"remote_token": None}) as sandbox:
         with pytest.raises(ConfigurationError, match="refused the token"):
             sandbox.execute("1")
-        file.write_text(f"{TOKENS['bob']}\n")
+        file.write_text(f"{TOKENS['bob']}\n", encoding="utf-8")
         assert sandbox.execute("print(1)").stdout == "1\n"
-        file.write_text(json.dumps({"token": TOKEN, "name": "x"}))
+        file.write_text(json.dumps({"token": TOKEN, "name": "x"}), encoding="utf-8")
         with pytest.raises(ConfigurationError, match="must hold the token and nothing else") as caught:
             sandbox.execute("1")
         assert "hush" not in str(caught.value)
