@@ -68,6 +68,11 @@ def open_descriptors() -> dict[int, str]:
     return found
 
 
+def opened_since(before: dict[int, str], now: dict[int, str]) -> dict[int, str]:
+    """Less is no leak: what earlier tests left to the background may be closed meanwhile."""
+    return {fd: path for fd, path in now.items() if before.get(fd) != path}
+
+
 def roots() -> list[Root]:
     """Of all engines of this process."""
     return [root for engine in list(engines._engines.values()) for root in list(engine._roots.values())]
