@@ -20,7 +20,7 @@ from raw_http import Answer, answer, closes, connect, exchange, head
 
 from fumehood.server import routes
 from fumehood.server.options import ServerOptions
-from growth import AT_MOST, TIMES, growth
+from pace import AT_MOST, TIMES, growth
 from running import TOKENS, Running
 from support import HANG_S, wait_until
 
@@ -34,7 +34,7 @@ def _post(server: Running, body: bytes, *headers: str) -> Answer:
 
 
 def _rss_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/statm") as file:
+    with open(f"/proc/{pid}/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -46,7 +46,7 @@ def test_any_token_may_stand_alone_in_its_file(token: str, tmp_path: Path) -> No
 
 
 def test_the_variable_and_the_file_are_both_in_force(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text('{"name": "b", "token": "another-0123456789", "max_sessions": 2}')
+    (tmp_path / "file").write_text('{"name": "b", "token": "another-0123456789", "max_sessions": 2}', encoding="utf-8")
     both = Tokens("the-variable-0123456789", str(tmp_path / "file"))
     found = both.find("another-0123456789")
     assert found is not None
