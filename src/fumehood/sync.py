@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from .descriptors import exhausted
@@ -39,11 +40,12 @@ class Portal:
             coroutine.close()
             raise RuntimeError("this would wait for itself: inside the portal's own loop, await the async method")
         done = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_watched(coroutine, done), loop)
-        try:
+        future: Future[T] | None = None
+        try:  # before it starts: an interrupt may come at once
+            future = asyncio.run_coroutine_threadsafe(_watched(coroutine, done), loop)
             return future.result()
         except BaseException:
-            if not done.is_set():
+            if future is not None and not done.is_set():
                 future.cancel()
                 done.wait(_CLEAN_UP_S)
             raise
