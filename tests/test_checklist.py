@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,9 @@ import pytest
 
 from fumehood import IsolationUnavailable
 from fumehood.tools import Toolbox
-from support import wait_until
+from marked import gone, is_up, new_marker
+from pace import at_some_pace
+from support import HANG_S
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DATA = "matplotlib", "numpy", "polars", "sklearn"
@@ -40,7 +40,8 @@ class Tools:
         self.box, self.output, self.handler = box, output, handler
 
     def exec(self, *command: str, **named: Any) -> dict[str, Any]:
-        reply = self.box.call("sandbox_exec", {"command": list(command), **named}, "because")
+        arguments = {"command": list(command), "timeout": HANG_S, **named}
+        reply = self.box.call("sandbox_exec", arguments, "because")
         assert set(reply) == REPLY, reply
         return reply
 
@@ -62,7 +63,7 @@ def tools(tmp_path: Path) -> Iterator[Tools]:
     data = tmp_path / "prescribers.csv"
     chance = random.Random(42)
     rows = (f"{chance.gauss(centre, 2):.3f},{chance.gauss(centre, 2):.3f}\n" for centre in (0, 20, 40) * 100)
-    data.write_text("volume,count\n" + "".join(rows))
+    data.write_text("volume,count\n" + "".join(rows), "utf-8")
     with opened(tmp_path, {"prescribers": data}) as found:
         yield found
 
@@ -78,6 +79,7 @@ class opened:  # noqa: N801 - reads as a function
             require="sealed",
             store_code="never",
             output_dir=str(tmp_path / "output"),
+            timeout_sec=HANG_S,
             **settings,
         )
         self.tools = Tools(box, tmp_path / "output" / "session_checklist", handler)
@@ -130,7 +132,7 @@ def test_polars_analysis_with_results(tools: Tools) -> None:
     )
     assert (reply["exit_code"], reply["stdout"]) == (0, "300 rows\n"), reply
     assert (reply["output_files"], reply["total_output_files"]) == (["means.csv"], 1)
-    header, means = (tools.output / "means.csv").read_text().split()
+    header, means = (tools.output / "means.csv").read_text("utf-8").split()
     assert header == "volume,count"
     assert all(19 < float(mean) < 21 for mean in means.split(","))
 
@@ -141,24 +143,25 @@ def example(tools: Tools) -> str:
     return code
 
 
-def test_sklearn_clustering_and_visualization(tmp_path: Path) -> None:
-    """The system prompt's example as printed, on as many rows as the document promises."""
+@pytest.mark.parametrize("count", [20_000, pytest.param(200_000, marks=pytest.mark.soak)])
+def test_sklearn_clustering_and_visualization(tmp_path: Path, count: int) -> None:
+    """The system prompt's example as printed; in the long form, on as many rows as the document promises."""
     need(*DATA)
     data = tmp_path / "prescribers.csv"
     chance = random.Random(7)
-    with data.open("w") as file:
+    with data.open("w", encoding="utf-8") as file:
         file.write("volume,count\n")
-        for number in range(200_000):
+        for number in range(count):
             centre = number % 3 * 50
             file.write(f"{centre + chance.random() * 10:.4f},{centre + chance.random() * 10:.4f}\n")
     with opened(tmp_path, {"prescribers": data}) as tools:
-        reply = tools.script(example(tools), timeout=100)
+        reply = tools.script(example(tools))
         assert (reply["exit_code"], reply["stdout"]) == (0, "Created 3 clusters\n"), reply
         assert sorted(reply["output_files"]) == ["clustered.csv", "plot.png"]
         assert png_in(tools.output / "plot.png")
         assert tools.handler.shown == [str(tools.output / "plot.png")]
-        assert (tools.output / "clustered.csv").read_bytes().count(b"\n") == 200_001
-        assert tools.exec("wc", "-l", "/tmp/output/clustered.csv")["stdout"].startswith("200001 ")
+        assert (tools.output / "clustered.csv").read_bytes().count(b"\n") == count + 1
+        assert tools.exec("wc", "-l", "/tmp/output/clustered.csv")["stdout"].startswith(f"{count + 1} ")
 
 
 def test_error_recovery_buggy_code_fix_success(tools: Tools) -> None:
@@ -208,7 +211,7 @@ def test_missing_output_look_fix_success(tools: Tools) -> None:
     assert "result.csv" not in looked["stdout"]
     assert tools.edit("/tmp/script.py", "/tmp/result.csv", "/tmp/output/result.csv")["success"]
     assert tools.exec("python", "/tmp/script.py")["output_files"] == ["result.csv"]
-    assert (tools.output / "result.csv").read_text() == "a\n1\n"
+    assert (tools.output / "result.csv").read_text("utf-8") == "a\n1\n"
 
 
 def test_multiple_files_in_tmp_output(tools: Tools) -> None:
@@ -262,11 +265,11 @@ NETWORK = """
 import socket, urllib.request
 print('ran')
 for attempt in (
-    lambda: socket.create_connection(('192.0.2.1', 80), 3),
-    lambda: socket.create_connection(('2001:db8::1', 80), 3),
+    lambda: socket.create_connection(('192.0.2.1', 80), 30),
+    lambda: socket.create_connection(('2001:db8::1', 80), 30),
     lambda: socket.getaddrinfo('example.org', 80),
-    lambda: urllib.request.urlopen('http://192.0.2.1/', timeout=3),
-    lambda: urllib.request.urlopen('http://example.org/', timeout=3),
+    lambda: urllib.request.urlopen('http://192.0.2.1/', timeout=30),
+    lambda: urllib.request.urlopen('http://example.org/', timeout=30),
 ):
     try:
         attempt()
@@ -281,43 +284,35 @@ def test_network_blocking_requests_fails(tools: Tools) -> None:
     assert reply["stdout"].startswith("ran\n"), reply
     assert reply["stdout"].count("blocked") == 5
     assert "open" not in reply["stdout"].split()
-    assert reply["execution_time"] < 10  # refused, not timed out
+    assert "timed out" not in reply["stdout"]
     stateful = tools.box.call("run_python_code", {"code": NETWORK})
     assert json.dumps(stateful).count("blocked") >= 5
     assert "ran" in json.dumps(stateful)
 
 
 def test_timeout_enforcement(tools: Tools) -> None:
-    began = time.monotonic()
-    reply = tools.script("print('began', flush=True)\nimport time\ntime.sleep(600)", timeout=1)
-    assert time.monotonic() - began < 8
-    assert (reply["exit_code"], reply["stdout"]) == (-1, "began\n")
-    assert "timed out after 1 s" in reply["stderr"]
-    assert 1 <= reply["execution_time"] < 4
+    def is_cut(timeout: float) -> bool:
+        reply = tools.script("print('began', flush=True)\nimport time\ntime.sleep(3600)", timeout=timeout)
+        assert reply["exit_code"] == -1
+        assert f"timed out after {timeout:g} s" in reply["stderr"]
+        assert reply["execution_time"] >= timeout
+        return reply["stdout"] == "began\n"
+
+    assert at_some_pace(is_cut)
     assert tools.exec("echo", "alive")["stdout"] == "alive\n"
 
 
 def test_context_cleanup_sandbox_termination(tools: Tools) -> None:
-    marker = f"{time.time_ns() % 10**9 + 10**6}.125"
+    marker = new_marker()
     code = f"import subprocess; subprocess.Popen(['sleep', '{marker}'])\nopen('/tmp/output/a.txt', 'w').write('kept');"
     reply = tools.box.call("run_python_code", {"code": code})
     assert reply["exit_code"] == 0, reply
-    assert wait_until(lambda: on_a_command_line(marker))
+    assert is_up(marker)
     tools.box.close()
-    assert wait_until(lambda: not on_a_command_line(marker))
-    assert (tools.output / "a.txt").read_text() == "kept"
+    assert gone(marker)
+    assert (tools.output / "a.txt").read_text("utf-8") == "kept"
     ended = tools.box.call("sandbox_exec", {"command": ["echo"]})
     assert (ended["success"], ended["exit_code"]) == (False, 125)
-
-
-def on_a_command_line(marker: str) -> bool:
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
 
 
 # ---- and what the document promises of it

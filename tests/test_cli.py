@@ -126,7 +126,7 @@ class TestRun:
         assert cli("run", "-c", "x") == (7, "out\n", "err\n")
 
     def test_a_file_is_run(self, cli: Run, tmp_path: Path) -> None:
-        (tmp_path / "a.py").write_text("print('é')")
+        (tmp_path / "a.py").write_text("print('é')", "utf-8")
         assert cli("run", "a.py") == (0, "print('é')", "")
 
     @pytest.mark.parametrize("words", [(), ("-c", "1", "a.py")])
@@ -203,7 +203,7 @@ class TestRun:
 
     def test_the_suffix_chooses_the_language(self, cli: Run, replies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SANDBOX_SUPPORTED_LANGUAGES", "python,bash")
-        Path("a.sh").write_text("echo")
+        Path("a.sh").write_text("echo", "utf-8")
         made = replies([Reply()])
         assert cli("run", "a.sh")[0] == 0
         assert made[0].commands[0].argv[0] == "bash"
@@ -231,7 +231,7 @@ class TestRun:
         ],
     )
     def test_a_bad_argument_is_2(self, cli: Run, words: tuple[str, ...]) -> None:
-        Path("in").write_text("")
+        Path("in").write_text("", "utf-8")
         code, out, err = cli("run", "-c", "1", *words)
         assert (code, out) == (2, "")
         assert "error: " in err
@@ -266,7 +266,7 @@ class TestRun:
         assert err.startswith("fumehood: error: ")
 
     def test_an_env_file_counts_only_when_named(self, cli: Run) -> None:
-        Path(".env").write_text("SANDBOX_SUPPORTED_LANGUAGES=bash\n")
+        Path(".env").write_text("SANDBOX_SUPPORTED_LANGUAGES=bash\n", "utf-8")
         assert cli("run", "-c", "1")[0] == 0
         assert cli("run", "--env-file", ".env", "-c", "1")[0] == 126
         assert cli("run", "--env-file", "no.env", "-c", "1")[0] == 78

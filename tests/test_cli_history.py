@@ -16,6 +16,7 @@ from fumehood.cli.main import main
 from fumehood.errors import BadArgument, RecordsError
 from fumehood.records import Store, build
 from fumehood.types import ExecutionResult
+from support import HANG_S
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
 
@@ -122,7 +123,7 @@ def test_an_empty_history_says_where_it_looked_and_the_policy(
 
 def test_history_skips_and_names_what_it_cannot_read(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(directory, "aaa")
-    (directory / "20200101T000000.000000Z_0123456789abcdef.json").write_text("?")
+    (directory / "20200101T000000.000000Z_0123456789abcdef.json").write_text("?", "utf-8")
     assert call("history") == 0
     captured = capsys.readouterr()
     assert "aaa" in captured.out
@@ -156,7 +157,7 @@ def test_a_given_directory_may_be_the_artifacts_or_the_records(
 
 
 def test_a_directory_that_cannot_be_read_is_our_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
+    (tmp_path / "file").write_text("x", "utf-8")
     for command in (["history"], ["show", "latest"], ["verify"], ["history", "--prune", "--keep", "1"]):
         with pytest.raises(RecordsError, match="cannot be"):
             call(*command, "--dir", str(tmp_path / "file"))
@@ -240,7 +241,7 @@ def test_show_tells_not_found_from_ambiguous(directory: Path, capsys: pytest.Cap
 def test_show_takes_a_file_name_and_a_hash(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save(directory, "aaa")
     save(directory, "bbb")
-    for word in (path.name, path.stem, json.loads(path.read_text())["hash"]):
+    for word in (path.name, path.stem, json.loads(path.read_text("utf-8"))["hash"]):
         assert call_json(capsys, "show", word)[1]["execution_id"] == "aaa"
 
 
@@ -253,7 +254,7 @@ def test_show_says_that_a_record_was_changed_or_is_unreadable(
     captured = capsys.readouterr()
     assert "jello" in captured.out
     assert "was changed after it was written" in captured.err
-    path.write_text("?")
+    path.write_text("?", "utf-8")
     assert call("show", path.name) == 1
     assert "cannot be read" in capsys.readouterr().err
 
@@ -279,7 +280,7 @@ def test_nothing_that_a_program_wrote_can_drive_the_terminal(
     save(directory, f"id{EVIL}2")
     assert main(["show", "id"]) == 2
     path = next(directory.glob("2*.json"))
-    path.write_text(path.read_text().replace('"sequence":1', '"sequence":"\\u001b[2J"'))
+    path.write_text(path.read_text("utf-8").replace('"sequence":1', '"sequence":"\\u001b[2J"'), "utf-8")
     call("history")
     call("verify")
     captured = capsys.readouterr()
@@ -293,7 +294,7 @@ def test_nothing_that_a_program_wrote_can_drive_the_terminal(
 
 def test_verify_prints_the_head_and_takes_it_back(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(directory, "aaa")
-    head = json.loads(save(directory, "bbb").read_text())["hash"]
+    head = json.loads(save(directory, "bbb").read_text("utf-8"))["hash"]
     assert call("verify") == 0
     out = capsys.readouterr().out
     assert "sound: 2 record(s)" in out
@@ -341,7 +342,11 @@ def test_the_commands_work_from_the_shell(directory: Path) -> None:
     def fumehood(*words: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "NO_COLOR": "1"}
         return subprocess.run(
-            [sys.executable, "-m", "fumehood", *words], capture_output=True, text=True, env=environ, timeout=60
+            [sys.executable, "-m", "fumehood", *words],
+            capture_output=True,
+            encoding="utf-8",
+            env=environ,
+            timeout=HANG_S,
         )
 
     assert "aaa" in fumehood("history").stdout

@@ -102,7 +102,7 @@ def test_a_secret_that_an_earlier_output_named_is_compared_as_it_was_recorded(re
     with open_session(store_code="always") as session:
         session.run("word = 'correct' + '-horse-' + str(7); print(f'password={word!r}')")
         session.run("print(word)")
-    assert "correct-horse-7" not in "".join(path.read_text() for path in Path("artifacts/executions").glob("2*"))
+    assert "correct-horse-7" not in "".join(path.read_text("utf-8") for path in Path("artifacts/executions").glob("2*"))
     code, out, _ = replay(session.run_id)
     assert (code, out.splitlines()[-1]) == (0, "2 same"), out
 
@@ -215,7 +215,7 @@ def test_what_a_record_does_not_hold_is_said_and_nothing_is_run(
 def test_a_record_that_was_changed_is_not_replayed(replay: Replay) -> None:
     save()
     (path,) = Path("artifacts/executions").glob("2*.json")
-    path.write_text(path.read_text().replace("print(1)", "print(2)"))
+    path.write_text(path.read_text("utf-8").replace("print(1)", "print(2)"), "utf-8")
     code, out, _ = replay("r", "--backend", "fake")
     assert code == 1
     assert "changed after it was written" in out
@@ -252,7 +252,7 @@ def test_datasets_are_named_as_not_recorded(replay: Replay) -> None:
 
 
 def with_dataset(path: Path) -> str:
-    path.write_text("n\n1\n2\n")
+    path.write_text("n\n1\n2\n", "utf-8")
     with open_session(datasets={"my sales": path}, store_code="always") as session:
         session.write("/workspace/a.txt", "x")
         session.run("print(open('/tmp/data/my_sales.csv').read())")
@@ -274,7 +274,7 @@ def test_datasets_are_lent_again_if_they_are_the_same(replay: Replay, tmp_path: 
 def test_a_dataset_that_is_not_the_same_is_said(replay: Replay, tmp_path: Path, what: str, words: str) -> None:
     run_id = with_dataset(tmp_path / "in.csv")
     if what == "change":
-        (tmp_path / "in.csv").write_text("n\n1\n3\n")
+        (tmp_path / "in.csv").write_text("n\n1\n3\n", "utf-8")
     else:
         (tmp_path / "in.csv").unlink()
     code, out, _ = replay(run_id)

@@ -76,7 +76,7 @@ def test_environment_names_are_the_documented_ones():
 
 
 def test_the_documentation_lists_exactly_the_settings_with_their_defaults_and_meanings():
-    table = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", DOCS.read_text(), re.M)
+    table = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", DOCS.read_text("utf-8"), re.M)
     shown = rows(load(environ={}, cwd=Path("/nonexistent")))
     assert [(name, env, default.strip("`"), meaning) for name, env, default, meaning, _ in table] == [
         (name, env, value, description) for name, env, value, _, description in shown
@@ -97,7 +97,7 @@ def test_the_documentation_says_what_the_file_in_the_working_directory_may_do():
         "SUPERSET": "more",
     }
     by_rule = {getattr(config.v, name): word for name, word in words.items()}
-    table = re.findall(r"^\| `(\w+)` \| `\w+` \| .*? \| .*? \| (.*?) \|$", DOCS.read_text(), re.M)
+    table = re.findall(r"^\| `(\w+)` \| `\w+` \| .*? \| .*? \| (.*?) \|$", DOCS.read_text("utf-8"), re.M)
     assert dict(table) == {field.name: by_rule.get(field.narrows, "stricter") for field in FIELDS}
 
 
@@ -112,8 +112,8 @@ def test_limits_are_in_bytes():
 
 
 def test_each_source_wins_over_the_one_before(place):
-    place.user.write_text("memory_mb: 900\nprocesses: 90\nopen_files: 80\ninodes: 70\n")
-    place.planted.write_text("memory_mb: 800\nprocesses: 50\nopen_files: 60\n")
+    place.user.write_text("memory_mb: 900\nprocesses: 90\nopen_files: 80\ninodes: 70\n", "utf-8")
+    place.planted.write_text("memory_mb: 800\nprocesses: 50\nopen_files: 60\n", "utf-8")
     loaded = place.load({"memory_mb": 600}, SANDBOX_MEMORY_MB="700", SANDBOX_PROCESSES="40")
     s = loaded.settings
     assert (s.memory_mb, s.processes, s.open_files, s.inodes, s.disk_mb) == (600, 40, 60, 70, 512)
@@ -127,14 +127,14 @@ def test_each_source_wins_over_the_one_before(place):
 def test_xdg_config_home_is_used_when_absolute_and_ignored_when_relative(place, tmp_path):
     other = tmp_path / "xdg" / "fumehood" / "config.yaml"
     other.parent.mkdir(parents=True)
-    other.write_text("inodes: 5")
-    place.user.write_text("inodes: 6")
+    other.write_text("inodes: 5", "utf-8")
+    place.user.write_text("inodes: 6", "utf-8")
     assert place.load(XDG_CONFIG_HOME=str(tmp_path / "xdg")).settings.inodes == 5
     assert place.load(XDG_CONFIG_HOME="xdg").settings.inodes == 6
 
 
 def test_yaml_keys_may_be_spelled_like_environment_variables(place):
-    place.user.write_text("SANDBOX_MEMORY_MB: 77\nDOCKER_IMAGE: x:1\n")
+    place.user.write_text("SANDBOX_MEMORY_MB: 77\nDOCKER_IMAGE: x:1\n", "utf-8")
     assert place.load().settings.memory_mb == 77
     assert place.load().settings.docker_image == "x:1"
 
@@ -143,9 +143,10 @@ def test_an_env_file_counts_only_when_named_and_loses_to_the_real_environment(pl
     env_file = tmp_path / "prod.env"
     env_file.write_text(
         "# comment\n\nexport SANDBOX_MEMORY_MB=64 # small\nSANDBOX_PROCESSES='9'\n"
-        'SANDBOX_TYPE="docker" # quoted\nSANDBOX_INODES=\nOTHER=1\nDOCKER_CONFIG=/x\n'
+        'SANDBOX_TYPE="docker" # quoted\nSANDBOX_INODES=\nOTHER=1\nDOCKER_CONFIG=/x\n',
+        "utf-8",
     )
-    (place.cwd / ".env").write_text("SANDBOX_MEMORY_MB=1")
+    (place.cwd / ".env").write_text("SANDBOX_MEMORY_MB=1", "utf-8")
     assert place.load().settings.memory_mb == 1024
     loaded = place.load(env_file=env_file, SANDBOX_PROCESSES="8")
     assert (loaded.settings.memory_mb, loaded.settings.processes, loaded.settings.type) == (64, 8, "docker")
@@ -157,7 +158,7 @@ def test_an_env_file_counts_only_when_named_and_loses_to_the_real_environment(pl
 @pytest.mark.parametrize("line", ["SANDBOX_TYPE", "=x", "A B=1", "SANDBOX_TYPE='open", "SANDBOX_TYPE='a'b"])
 def test_a_line_that_an_env_file_cannot_have_is_named(place, tmp_path, line):
     env_file = tmp_path / "x.env"
-    env_file.write_text("A=1\n" + line)
+    env_file.write_text("A=1\n" + line, "utf-8")
     with pytest.raises(ConfigurationError, match=r"x\.env, line 2"):
         place.load(env_file=env_file)
 
@@ -182,7 +183,7 @@ def test_none_as_an_argument_means_not_given(place):
 
 
 def test_none_as_text_unsets_what_a_weaker_source_set(place):
-    place.user.write_text("fallback: local\ncpu_sec: 4\ndangerous_imports: [os]\n")
+    place.user.write_text("fallback: local\ncpu_sec: 4\ndangerous_imports: [os]\n", "utf-8")
     s = place.load({"fallback": "none"}, SANDBOX_CPU_SEC="none", SANDBOX_DANGEROUS_IMPORTS="none").settings
     assert (s.fallback, s.cpu_sec, s.dangerous_imports) == (None, None, ())
 
@@ -236,7 +237,7 @@ def test_docker_is_found_where_its_own_variables_say(place):
 def test_unknown_arguments_and_yaml_keys_are_errors_with_a_close_match(place):
     with pytest.raises(ConfigurationError, match=r"'memory' \(from argument\).*memory_mb"):
         place.load({"memory": 5})
-    place.user.write_text("netwrk: false")
+    place.user.write_text("netwrk: false", "utf-8")
     with pytest.raises(ConfigurationError, match=r"'netwrk' \(from .*config\.yaml\).*Did you mean network\?"):
         place.load()
 
@@ -245,14 +246,14 @@ def test_unknown_arguments_and_yaml_keys_are_errors_with_a_close_match(place):
     "text", ["1: 2", "null: 1", "[a]: 1", "? {a: 1}\n: 2", "- a", "text", "true: 1", "2020-01-01: 1"]
 )
 def test_yaml_that_is_not_settings_is_an_error_that_names_the_file(place, text):
-    place.planted.write_text(text)
+    place.planted.write_text(text, "utf-8")
     with pytest.raises(ConfigurationError, match=r"\./fumehood\.yaml"):
         place.load()
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "{}"])
 def test_an_empty_file_sets_nothing(place, text):
-    place.planted.write_text(text)
+    place.planted.write_text(text, "utf-8")
     assert place.load().settings == Settings()
 
 
@@ -434,7 +435,7 @@ WEAKENING = [
 
 def test_the_planted_file_may_narrow(place):
     for name, value in NARROWING:
-        place.planted.write_text(f"{name}: {value}\n")
+        place.planted.write_text(f"{name}: {value}\n", "utf-8")
         loaded = place.load()
         field = next(field for field in FIELDS if field.name == name)
         got = getattr(loaded.settings, name)
@@ -444,7 +445,7 @@ def test_the_planted_file_may_narrow(place):
 
 def test_the_planted_file_may_not_weaken(place):
     for name, value in WEAKENING:
-        place.planted.write_text(f"{name}: {value}\n")
+        place.planted.write_text(f"{name}: {value}\n", "utf-8")
         message = refusal_of((name, value), place.load)
         old = config.v.written(DEFAULTS[name])
         assert f"./fumehood.yaml may not change {name} from {old} (from default) to" in message, (name, value)
@@ -498,8 +499,8 @@ AGAINST_THE_USERS_FILE = [
 
 def test_the_planted_file_is_measured_against_the_users_file(place):
     for user, planted, accepted in AGAINST_THE_USERS_FILE:
-        place.user.write_text(user)
-        place.planted.write_text(planted)
+        place.user.write_text(user, "utf-8")
+        place.planted.write_text(planted, "utf-8")
         if accepted:
             assert "./fumehood.yaml" in place.load().origins.values(), (user, planted)
         else:
@@ -514,24 +515,24 @@ def test_every_setting_has_a_case_in_which_the_planted_file_is_refused():
 
 
 def test_the_planted_file_cannot_use_the_environment_to_weaken_by_spelling(place):
-    place.planted.write_text("SANDBOX_NETWORK: true")
+    place.planted.write_text("SANDBOX_NETWORK: true", "utf-8")
     with pytest.raises(ConfigurationError, match="may only be switched off"):
         place.load()
-    place.planted.write_text("network: false\nSANDBOX_NETWORK: true")
+    place.planted.write_text("network: false\nSANDBOX_NETWORK: true", "utf-8")
     with pytest.raises(ConfigurationError, match="twice"):
         place.load()
-    place.planted.write_text("network: false\nnetwork: true")
+    place.planted.write_text("network: false\nnetwork: true", "utf-8")
     with pytest.raises(ConfigurationError, match="twice"):
         place.load()
 
 
 def test_the_environment_may_go_beyond_the_planted_file(place):
-    place.planted.write_text("memory_mb: 10")
+    place.planted.write_text("memory_mb: 10", "utf-8")
     assert place.load(SANDBOX_MEMORY_MB="4096").settings.memory_mb == 4096
 
 
 def test_a_planted_link_fifo_or_directory_is_refused_without_waiting(place, tmp_path):
-    (tmp_path / "elsewhere.yaml").write_text("memory_mb: 5")
+    (tmp_path / "elsewhere.yaml").write_text("memory_mb: 5", "utf-8")
     place.planted.symlink_to(tmp_path / "elsewhere.yaml")
     with pytest.raises(ConfigurationError, match="symbolic link"):
         place.load()
@@ -546,7 +547,7 @@ def test_a_planted_link_fifo_or_directory_is_refused_without_waiting(place, tmp_
 
 
 def test_the_users_own_file_may_be_a_link(place, tmp_path):
-    (tmp_path / "dotfiles.yaml").write_text("memory_mb: 5")
+    (tmp_path / "dotfiles.yaml").write_text("memory_mb: 5", "utf-8")
     place.user.symlink_to(tmp_path / "dotfiles.yaml")
     assert place.load().settings.memory_mb == 5
 
@@ -583,7 +584,7 @@ def test_hostile_files_are_refused_with_a_short_clear_text(place):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_file_that_cannot_be_read_is_an_error_and_a_home_that_cannot_be_entered_holds_nothing(place):
-    place.user.write_text("memory_mb: 5")
+    place.user.write_text("memory_mb: 5", "utf-8")
     place.user.chmod(0)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         place.load()
@@ -654,7 +655,9 @@ def test_importing_and_loading_pulls_in_nothing_heavy(tmp_path):
         "import sys; from fumehood.config import load; load(environ={}); "
         "print([m for m in ('yaml', 'asyncio', 'subprocess', 'difflib', 'ctypes', 'argparse') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, encoding="utf-8", check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -10,7 +10,7 @@ from fumehood.datasets import Facts, check, identity, resolved, safe_name
 
 def names(tmp_path, *given: str, suffix: str = ".csv") -> list[str]:
     source = tmp_path / f"source{suffix}"
-    source.write_text("a\n")
+    source.write_text("a\n", "utf-8")
     return [dataset.filename for dataset in resolved(dict.fromkeys(given, source))]
 
 
@@ -52,7 +52,7 @@ def test_long_names_that_differ_at_their_end_stay_apart(tmp_path):
 
 
 def test_relative_paths_are_resolved_at_once(tmp_path, monkeypatch):
-    (tmp_path / "d.csv").write_text("a\n")
+    (tmp_path / "d.csv").write_text("a\n", "utf-8")
     monkeypatch.chdir(tmp_path)
     assert resolved({"d": "d.csv"})[0].path == str(tmp_path / "d.csv")
 
@@ -101,7 +101,7 @@ def test_a_name_of_another_kind_is_refused(name):
 
 def test_a_file_that_vanished_is_found_out_later(tmp_path):
     source = tmp_path / "d.csv"
-    source.write_text("a\n")
+    source.write_text("a\n", "utf-8")
     found = resolved({"d": source})
     check(found)
     source.unlink()

@@ -25,10 +25,11 @@ from fumehood.cli import main as command
 from fumehood.cli import run as command_run
 from fumehood.engine import diagnose
 from fumehood.types import AXES, LEVELS, Reason
+from support import HANG_S
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-TEXT = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+TEXT = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in PAGES}
 
 # Commands that are shown and not run here, by how they begin.
 NOT_RUN = {
@@ -175,7 +176,7 @@ def test_console_examples_print_what_is_shown(block: Block) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     parts = done.stdout.decode().split("\036")
@@ -198,12 +199,12 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "error": ({}, {}, "1 / 0"),
     "timeout": ({}, {"timeout": 1}, "while True: pass"),
     "signal": ({}, {}, "import os; os.kill(os.getpid(), 11)"),
-    "memory": ({"memory_mb": 128}, {}, "bytearray(2**29); import time; time.sleep(9)"),
-    "processes": ({"processes": 5}, {}, "import os\nwhile True: os.fork() or __import__('time').sleep(9)"),
+    "memory": ({"memory_mb": 128}, {}, "bytearray(2**29); import time; time.sleep(3600)"),
+    "processes": ({"processes": 5}, {}, "import os\nwhile True: os.fork() or __import__('time').sleep(3600)"),
     "disk": ({"disk_mb": 5}, {}, "open('big', 'wb').write(bytes(10**7))"),
-    "output": ({"output_kill_mb": 1}, {}, "print('x' * 10**7); import time; time.sleep(9)"),
+    "output": ({"output_kill_mb": 1}, {}, "print('x' * 10**7); import time; time.sleep(3600)"),
     "blocked_import": ({"block_dangerous_imports": True}, {}, "import os"),
-    "cancelled": ({}, {"cancel": "set"}, "import time; time.sleep(9)"),
+    "cancelled": ({}, {"cancel": "set"}, "import time; time.sleep(3600)"),
 }
 
 
@@ -223,7 +224,7 @@ def test_the_examples_of_reasons_are_what_a_result_says(reason: str) -> None:
     if "cancel" in arguments:
         arguments = {"cancel": threading.Event()}
         arguments["cancel"].set()
-    result = get_sandbox(store_code="never", **settings).execute(code, **arguments)
+    result = get_sandbox(store_code="never", timeout_sec=HANG_S, **settings).execute(code, **arguments)
     assert result.meta["reason"] == reason
     assert row[-1].strip("`") in result.stderr.splitlines()
     if row[1].lstrip("-").isdigit():
@@ -243,7 +244,7 @@ def test_links_lead_somewhere(page: str) -> None:
         target = (ROOT / page).parent / path if path else ROOT / page
         assert target.exists(), f"{link} does not exist"
         if anchor:
-            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
 
 
@@ -308,6 +309,6 @@ def test_the_table_of_refusals_has_the_fixes_that_doctor_names(
 
 
 def test_the_picture_is_sound_and_follows_the_reader_s_colours() -> None:
-    picture = (ROOT / "docs" / "overview.svg").read_text()
+    picture = (ROOT / "docs" / "overview.svg").read_text("utf-8")
     assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert "prefers-color-scheme: dark" in picture

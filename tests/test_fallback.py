@@ -34,7 +34,7 @@ from fumehood.backends.fake import FakeBackend
 from fumehood.cli.main import main
 from fumehood.tools import Toolbox, run_python_code
 from fumehood.types import Command, Output
-from support import DRIVERS, AsyncOnly, execute
+from support import DRIVERS, HANG_S, AsyncOnly, execute
 
 __all__ = ["docker", "docker_host"]
 
@@ -46,7 +46,7 @@ def dead_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Docker is chosen, and not there."""
     pytest.importorskip("httpx2", reason="the docker backend needs it: pip install 'fumehood[docker]'")
     monkeypatch.setattr(fallback, "_outages", {})
-    address = f"unix:///tmp/fumehood-no-{os.getpid()}.sock"
+    address = f"unix:///tmp/fumehood-no-{os.urandom(8).hex()}.sock"
     for name, value in {
         "SANDBOX_TYPE": "docker",
         "SANDBOX_FALLBACK": "local",
@@ -244,7 +244,7 @@ def test_a_backend_that_was_given_is_used_as_it_is() -> None:
 
 def test_a_session_moves_before_its_first_sandbox(tmp_path: Path) -> None:
     data = tmp_path / "numbers.csv"
-    data.write_text("a,b\n1,2\n")
+    data.write_text("a,b\n1,2\n", "utf-8")
     with open_session(datasets={"numbers": data}, memory_mb=300) as session:
         first = session.run("x = 42")
         assert session.run("x").meta["results"] == [{"text/plain": "42"}]
@@ -254,7 +254,7 @@ def test_a_session_moves_before_its_first_sandbox(tmp_path: Path) -> None:
             assert is_stamped(result.meta["fallback"])
             assert result.meta["resource_limits"]["memory_bytes"] == 300 << 20
         assert (session.backend_name, session.settings.type) == ("local", "local")
-        assert Path(session.output_dir, "hi").read_text() == "hi\n"
+        assert Path(session.output_dir, "hi").read_text("utf-8") == "hi\n"
         assert is_stamped(session.check().fallback)
 
 
@@ -325,7 +325,7 @@ def test_records_say_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
         sandbox.execute("print('one')")
         session.check()
         session.write(f"{session.places.workspace}/two", "2")
-    records = [json.loads(path.read_text()) for path in (tmp_path / "artifacts" / "executions").glob("*_*.json")]
+    records = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "artifacts" / "executions").glob("*_*.json")]
     assert len(records) == 2
     for record in records:
         assert record["backend"] == "local"
@@ -362,7 +362,7 @@ def test_a_fallback_that_cannot_be_is_bad_configuration(monkeypatch: pytest.Monk
 
 
 class SlowToFail:
-    """An engine that takes every connection and hangs up half a second later."""
+    """An engine that takes every connection and hangs up a while later."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -380,11 +380,11 @@ class SlowToFail:
                     return
                 with connection:
                     self.asked += 1
-                    time.sleep(0.5)
+                    time.sleep(0.1)
 
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
-        self._thread.join(5)
+        self._thread.join(HANG_S)
 
 
 @pytest.fixture
@@ -394,7 +394,11 @@ def slow() -> Iterator[SlowToFail]:
     engine.close()
 
 
-def test_a_backend_that_is_slow_to_fail_is_not_asked_by_every_call(slow: SlowToFail) -> None:
+def test_a_backend_that_is_slow_to_fail_is_not_asked_by_every_call(
+    slow: SlowToFail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "_PATIENCE", 100_000)  # however long these calls take
+    monkeypatch.setattr(fallback, "_MOST_S", 3600.0)
     with get_sandbox(docker_host=slow.address) as sandbox, open_session(docker_host=slow.address) as session:
         for _ in range(5):
             assert sandbox.execute("1").meta["fallback"]["to"] == "local"

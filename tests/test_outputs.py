@@ -13,6 +13,7 @@ from fumehood.backends.fake import FakeBackend, FakeSandbox
 from fumehood.copies import Copies
 from fumehood.outputs import Outputs, compare
 from fumehood.types import FileStat
+from support import HANG_S
 
 
 def stats(**versions: int) -> dict[str, FileStat]:
@@ -187,7 +188,7 @@ def test_a_copy_that_failed_is_tried_again_with_the_next_call(run, monkeypatch):
 
 
 def test_an_output_directory_that_is_none_is_a_warning_until_it_is_one(run, tmp_path):
-    (tmp_path / "out").write_text("in the way")
+    (tmp_path / "out").write_text("in the way", "utf-8")
     assert "set SANDBOX_OUTPUT_DIR to one" in run.collect(a=b"1")["output_warnings"][0]
     (tmp_path / "out").unlink()
     assert run.collect()["copied_files"]
@@ -267,7 +268,7 @@ def test_a_slow_synchronous_handler_holds_up_nobody_else(tmp_path):
     class Slow:
         def send_visualization(self, path: str) -> None:  # noqa: ARG002
             called.set()
-            went_on.append(answered.wait(10))
+            went_on.append(answered.wait(HANG_S))
 
     async def scenario() -> dict:
         collecting = asyncio.create_task(run.outputs.collect(run.sandbox))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -21,8 +22,15 @@ from fumehood.config import Settings, user_directory
 from fumehood.errors import BadArgument, PackageError
 from fumehood.packages import Layer, ensure
 from fumehood.requirements import parse
+from support import HANG_S
 
 SOURCE = Path(fumehood.__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """On a busy machine an installation may take longer than a user would wait."""
+    monkeypatch.setattr(packages, "INSTALL_TIMEOUT_S", 2 * HANG_S)
 
 
 def wheel(directory, name, version, requires=(), tag="py3-none-any", files=()):
@@ -101,7 +109,7 @@ def index(house, tmp_path, monkeypatch):
         shutil.copy(file, folder)
     for folder in root.iterdir():
         links = "".join(f'<a href="{file.name}">{file.name}</a>\n' for file in folder.iterdir())
-        (folder / "index.html").write_text(links)
+        (folder / "index.html").write_text(links, "utf-8")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", root.as_uri())
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -134,7 +142,7 @@ def test_a_requirement_and_what_it_needs_are_installed_and_can_be_imported(setti
     layer = ensure(["beta-x"], settings)
     assert layer.installed == ("alpha==1.0", "beta-x==1.0")
     program = f"import sys; sys.path.insert(0, {layer.path!r}); import alpha, beta_x; print(alpha.version)"
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "1.0\n"
 
 
@@ -218,7 +226,7 @@ def test_eight_threads_install_once(settings, starts):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(2 * HANG_S)
     assert len(layers) == 8
     assert len(set(layers)) == 1
     assert len([command for command in starts if "install" in command]) == 1
@@ -232,8 +240,9 @@ def test_processes_install_once(settings):
         "print(any(text.startswith('installed') for text in said))"
     )
     command = [sys.executable, "-c", program, settings.wheelhouse, settings.packages_dir]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert sorted(process.communicate(timeout=120)[0].strip() for process in running) == ["False", "False", "True"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") for _ in range(3)]
+    said = [process.communicate(timeout=HANG_S)[0].strip() for process in running]
+    assert sorted(said) == ["False", "False", "True"]
 
 
 def test_a_broken_or_half_made_layer_is_never_used(settings):
@@ -243,12 +252,12 @@ def test_a_broken_or_half_made_layer_is_never_used(settings):
     (half / "site").mkdir(parents=True)
     for damage in (
         lambda: (place / "layer.json").unlink(),
-        lambda: (place / "layer.json").write_text("{"),
-        lambda: (place / "layer.json").write_text('{"format": 1, "installed": [7]}'),
+        lambda: (place / "layer.json").write_text("{", "utf-8"),
+        lambda: (place / "layer.json").write_text('{"format": 1, "installed": [7]}', "utf-8"),
         lambda: shutil.rmtree(place / "site"),
     ):
         damage()
-        (place / "evil.py").write_text("")
+        (place / "evil.py").write_text("", "utf-8")
         assert ensure(["alpha==1.0"], settings) == layer
         assert (place / "site" / "alpha.py").exists()
         assert not (place / "evil.py").exists()
@@ -278,68 +287,71 @@ def test_progress_tells_how_long_it_takes(settings, monkeypatch):
     monkeypatch.setattr(packages, "PROGRESS_EVERY_S", 0.05)
     said = []
     ensure(["alpha==1.0"], settings, said.append)
-    assert "installing alpha==1.0: 0 s" in said
+    assert any(re.fullmatch(r"installing alpha==1\.0: \d+ s", text) for text in said), said
 
 
 # --- what is refused ---
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "-r requirements.txt",
-        "--index-url=http://127.0.0.1/",
-        "-e .",
-        "https://127.0.0.1/x.whl",
-        "x @ file:///tmp/x.whl",
-        "x@https://127.0.0.1/x.tar.gz",
-        "git+https://127.0.0.1/x.git",
-        "./x",
-        "../x",
-        "/tmp/x",
-        "x/y",
-        "x.whl",
-        "x.tar.gz",
-        "x.ZIP",
-        ".",
-        "",
-        "   ",
-        "alpha\n--index-url x",
-        "alpha\r",
-        "alpha\0",
-        "alpha --hash=sha256:00",
-        "alpha beta",
-        "alpha==",
-        "alpha==1.0 --no-binary :all:",
-        "alpha; os.system('x')",
-        "alpha; python_version > '3\n'",
-        "alpha;",
-        "alpha; python_version",
-        "alpha; and",
-        "alpha; (os_name == 'posix'",
-        "alpha; os_name == 'posix' 'nt'",
-        "alpha; os_name not 'posix'",
-        "alpha; colour == 'red'",
-        "alpha[x",
-        "alpha (>=1",
-        "älpha",
-        "a" * 501,
-        "$HOME",
-        "${X}",
-        None,
-        7,
-        b"alpha",
-        ["alpha"],
-    ],
-    ids=lambda entry: repr(entry)[:30],
-)
-def test_what_is_not_a_plain_requirement_is_refused_by_name_with_what_is_accepted(settings, starts, entry):
-    with pytest.raises(PackageError, match="accepted is a name with extras, versions and markers") as caught:
-        ensure([entry], settings)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 400
-    if isinstance(entry, str):
-        assert repr(entry)[:20] in str(caught.value)
+NOT_PLAIN = [
+    "-r requirements.txt",
+    "--index-url=http://127.0.0.1/",
+    "-e .",
+    "https://127.0.0.1/x.whl",
+    "x @ file:///tmp/x.whl",
+    "x@https://127.0.0.1/x.tar.gz",
+    "git+https://127.0.0.1/x.git",
+    "./x",
+    "../x",
+    "/tmp/x",
+    "x/y",
+    "x.whl",
+    "x.tar.gz",
+    "x.ZIP",
+    ".",
+    "",
+    "   ",
+    "alpha\n--index-url x",
+    "alpha\r",
+    "alpha\0",
+    "alpha --hash=sha256:00",
+    "alpha beta",
+    "alpha==",
+    "alpha==1.0 --no-binary :all:",
+    "alpha; os.system('x')",
+    "alpha; python_version > '3\n'",
+    "alpha;",
+    "alpha; python_version",
+    "alpha; and",
+    "alpha; (os_name == 'posix'",
+    "alpha; os_name == 'posix' 'nt'",
+    "alpha; os_name not 'posix'",
+    "alpha; colour == 'red'",
+    "alpha[x",
+    "alpha (>=1",
+    "älpha",
+    "a" * 501,
+    "$HOME",
+    "${X}",
+    None,
+    7,
+    b"alpha",
+    ["alpha"],
+]
+
+
+def test_what_is_not_a_plain_requirement_is_refused_by_name_with_what_is_accepted(settings, starts):
+    for entry in NOT_PLAIN:
+        try:
+            ensure([entry], settings)
+            said = "it was taken"
+        except PackageError as error:
+            said = str(error)
+        assert "accepted is a name with extras, versions and markers" in said, repr(entry)
+        assert said.isprintable()
+        assert len(said) < 400
+        if isinstance(entry, str):
+            assert repr(entry)[:20] in said
     assert starts == []
 
 
@@ -436,7 +448,7 @@ def test_a_package_that_was_named_is_built_and_what_it_needs_is_not(request, sou
     layer = ensure(["made"], settings._replace(source_packages=("Made",)))
     assert layer.installed == ("alpha==1.0", "made==1.0")
     assert (tmp_path / "made ran").exists()
-    assert (Path(layer.path) / "made.py").read_text() == "built = True\n"
+    assert (Path(layer.path) / "made.py").read_text("utf-8") == "built = True\n"
     with pytest.raises(PackageError, match="made has no wheel"):  # the layer was kept for who may build it
         ensure(["made"], settings)
 
@@ -498,7 +510,7 @@ def test_a_wheelhouse_that_is_not_there_is_said(settings):
 
 
 def test_a_directory_that_cannot_be_written_is_said(settings, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(PackageError, match=r"packages cannot be kept in .*SANDBOX_PACKAGES_DIR"):
         ensure(["alpha"], settings._replace(packages_dir=str(tmp_path / "file" / "x")))
 
@@ -524,7 +536,7 @@ def test_a_full_disk_is_said(house, tmp_path):
     script = 'mount -t tmpfs -o size=128k none "$1" || exit 77; shift; exec "$@"'
     inner = [sys.executable, "-c", program, str(house), f"{place}/packages"]
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "-", str(place), *inner]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=HANG_S)
     if done.returncode in (1, 77) and "unshare" in done.stderr + "mount" * (done.returncode == 77):
         pytest.skip(f"no small disk can be made here: {done.stderr.strip()}")
     assert "the disk" in done.stdout, done.stderr
@@ -542,7 +554,7 @@ def test_neither_pip_nor_uv_is_said_with_the_command_to_type(settings, tmp_path)
     )
     command = [tmp_path / "bare/bin/python", "-c", program, settings.wheelhouse, settings.packages_dir]
     environ = {"PATH": "/nonexistent", "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environ, capture_output=True, encoding="utf-8", check=True)
     assert "need pip or uv, and there is neither" in done.stdout
     assert "-m ensurepip" in done.stdout
 
@@ -564,7 +576,7 @@ def test_layers_are_kept_in_the_users_cache_and_for_root_where_programs_can_reac
 
 def test_uv_gives_way_to_pip_where_pips_configuration_names_an_index(index, monkeypatch, tmp_path, starts):
     fake = tmp_path / "uv"
-    fake.write_text("#!/bin/sh\nexit 9\n")
+    fake.write_text("#!/bin/sh\nexit 9\n", "utf-8")
     fake.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda _: str(fake))
     assert ensure(["alpha==1.0"], index) == Layer(installed=("alpha==1.0",), path=ensure(["alpha==1.0"], index).path)
@@ -583,4 +595,4 @@ def test_an_unused_layer_costs_no_import_of_subprocess(settings):
         "print([name for name in ('subprocess', 'fumehood.installer') if name in sys.modules])"
     )
     command = [sys.executable, "-c", program, settings.wheelhouse, settings.packages_dir]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.strip() == "[]"

@@ -21,10 +21,11 @@ from fumehood import (
     OneShot,
     errors,
     get_sandbox,
+    sync,
 )
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.sync import Portal, portal
-from support import AsyncOnly, scripted
+from support import HANG_S, AsyncOnly, scripted, wait_until
 
 
 def test_all_names_what_is_public_and_each_name_is_there():
@@ -81,7 +82,7 @@ def test_open_session_is_the_function_whatever_was_imported_before():
     program = (
         "import fumehood.tools.toolbox, fumehood.cli.main; from fumehood import open_session; open_session('fake')"
     )
-    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", program], timeout=HANG_S, check=True)
 
 
 def test_importing_and_even_running_directly_needs_no_heavy_module():
@@ -92,7 +93,9 @@ print(sorted(heavy & set(sys.modules)))
 fumehood.get_sandbox, fumehood.run_code
 print(sorted(heavy & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, encoding="utf-8", timeout=HANG_S, check=True
+    )
     assert done.stdout == "[]\n[]\n"
 
 
@@ -187,14 +190,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), BAD, ids=[f"{next(iter(g))}-{n}" for n, (g, _) in enumerate(BAD)])
-def test_a_bad_argument_is_refused_by_name_before_anything_runs(given, message):
-    sandbox, fake = scripted(Reply(), file_mb=1, disk_mb=2, inodes=64)
-    with pytest.raises(BadArgument, match=message):
-        sandbox.execute(**{"code": "pass", **given})
-    with pytest.raises(BadArgument, match=message):
-        asyncio.run(sandbox.execute_async(**{"code": "pass", **given}))
-    assert fake.commands == []
+def test_a_bad_argument_is_refused_by_name_before_anything_runs():
+    sandbox, fake = scripted(file_mb=1, disk_mb=2, inodes=64)
+    for given, message in BAD:
+        with pytest.raises(BadArgument, match=message):
+            sandbox.execute(**{"code": "pass", **given})
+        with pytest.raises(BadArgument, match=message):
+            asyncio.run(sandbox.execute_async(**{"code": "pass", **given}))
+        assert fake.commands == [], message
 
 
 def test_a_name_with_odd_characters_is_fine():
@@ -311,22 +314,34 @@ def test_the_portal_passes_results_and_errors():
         portal.run(fail())
 
 
-def test_an_interrupted_wait_lets_the_coroutine_clean_up():
-    cleaned = []
+def test_an_interrupted_wait_lets_the_coroutine_clean_up(monkeypatch):
+    monkeypatch.setattr(sync, "_CLEAN_UP_S", HANG_S)
+    began, cleaned = threading.Event(), []
 
     async def work():
+        began.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         finally:
             await asyncio.sleep(0.05)
             cleaned.append(True)
 
     main = threading.get_ident()
-    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        portal.run(work())
-    timer.join()
+
+    def interrupt():
+        assert began.wait(HANG_S)
+        assert wait_until(lambda: sys._current_frames()[main].f_code.co_name == "wait")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            portal.run(work())
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
     assert cleaned == [True]
 
 
@@ -368,7 +383,11 @@ print(session.run("late enough").stdout)
 session.close()
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=HANG_S,
+        check=False,
     )
     said = "this process has no descriptors left (Too many open files): close sessions, or raise the limit: ulimit -n"
     *refused, last = done.stdout.splitlines()
@@ -379,7 +398,11 @@ session.close()
 def test_a_program_that_uses_the_portal_ends_by_itself():
     program = "import fumehood; print(fumehood.get_sandbox('fake').check().level)"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=HANG_S,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "process\n", "")
 
@@ -389,8 +412,8 @@ def test_the_shared_sandbox_is_closed_at_exit_without_noise():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
-        text=True,
-        timeout=30,
+        encoding="utf-8",
+        timeout=HANG_S,
         check=False,
         env={**os.environ, "SANDBOX_TYPE": "fake"},
     )
@@ -402,13 +425,13 @@ def test_a_failed_execution_is_recorded_without_its_secrets(tmp_path):
     sandbox.execute("print('x')", env={"API_KEY": "sk-secret-value-1234567890"}, stdin="1234", files={"f": "12"})
     sandbox.execute("fine")
     (path,) = (tmp_path / "artifacts" / "executions").glob("[0-9]*.json")
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text("utf-8"))
     assert record["code"] == "print('x')"
     assert record["result"]["exit_code"] == 1
     assert (record["backend"], record["language"], record["step"]) == ("fake", "python", 1)
     assert (record["stdin_bytes"], record["files"]) == (4, {"f": 2})
     assert record["execution_id"] == record["result"]["meta"]["execution_id"]
-    assert "secret-value" not in path.read_text()
+    assert "secret-value" not in path.read_text("utf-8")
 
 
 @pytest.mark.parametrize(("policy", "count"), [("always", 2), ("on_error", 1), ("never", 0)])
@@ -420,7 +443,7 @@ def test_the_policy_says_what_is_recorded(tmp_path, policy, count):
 
 
 def test_a_directory_that_cannot_be_written_never_fails_an_execution(tmp_path, caplog):
-    (tmp_path / "artifacts").write_text("a file is in the way")
+    (tmp_path / "artifacts").write_text("a file is in the way", "utf-8")
     sandbox, _ = scripted(Reply(exit_code=1), Reply(exit_code=1))
     assert sandbox.execute("x").exit_code == 1
     assert sandbox.execute("x").exit_code == 1

@@ -59,13 +59,13 @@ def kinds(report: Report) -> set[str]:
 
 def rewrite(path: Path, **changes: Any) -> None:
     """Change a record the lazy way: its hash stays."""
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text("utf-8"))
     path.write_bytes(chain.canonical(record | changes) + b"\n")
 
 
 def forge(path: Path, **changes: Any) -> Path:
     """Change a record the careful way: its own hash and name fit again."""
-    record = json.loads(path.read_text()) | changes
+    record = json.loads(path.read_text("utf-8")) | changes
     name, _, data = chain.seal(
         record, sequence=record["sequence"], previous=record["previous"], stored=record["stored"]
     )
@@ -79,7 +79,7 @@ def forge(path: Path, **changes: Any) -> Path:
 
 def test_a_record_is_a_private_json_file_named_by_time_and_hash(directory: Path) -> None:
     (path,) = fill(directory, 1)
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text("utf-8"))
     assert re.fullmatch(r"\d{8}T\d{6}\.\d{6}Z_[0-9a-f]{16}\.json", path.name)
     assert path.name == f"{record['stored']}_{record['hash'][:16]}.json"
     assert record["code"] == "print(0)"
@@ -116,7 +116,7 @@ def test_any_exit_but_zero_counts_as_failed() -> None:
 
 
 def test_each_record_names_the_one_before(directory: Path) -> None:
-    records = [json.loads(path.read_text()) for path in fill(directory, 4)]
+    records = [json.loads(path.read_text("utf-8")) for path in fill(directory, 4)]
     assert [record["sequence"] for record in records] == [1, 2, 3, 4]
     assert [record["previous"] for record in records[1:]] == [record["hash"] for record in records[:-1]]
 
@@ -154,7 +154,7 @@ def test_values_that_json_does_not_know_do_not_stop_a_record(directory: Path) ->
         "keys": {1: "a", None: "b", (1, 2): "c", "1": "d"}, "big": 10**5000, "circular": circular, "deep": deep,
     }  # fmt: skip
     (path,) = fill(directory, 1, odd=odd)
-    stored = json.loads(path.read_text(), parse_constant=pytest.fail)["odd"]
+    stored = json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)["odd"]
     assert stored["nan"] == "nan"
     assert stored["object"] == "<object>"
     assert verify(directory).ok
@@ -165,7 +165,7 @@ def test_a_record_that_nobody_could_read_back_is_cut(directory: Path) -> None:
     many = fill(directory, 1, code=huge) + fill(directory, 1, more={str(i): "y" * 60_000 for i in range(400)})
     for path in many:
         assert path.stat().st_size < chain.MAX_RECORD_BYTES
-        assert json.loads(path.read_text())["oversize"] is True
+        assert json.loads(path.read_text("utf-8"))["oversize"] is True
     assert verify(directory).ok
 
 
@@ -186,7 +186,9 @@ def test_records_import_nothing_heavy() -> None:
         "import sys, fumehood.records; "
         "print([m for m in ('asyncio', 'subprocess', 'argparse', 'tempfile', 'yaml', '_strptime') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout == "[]\n"
+    )
 
 
 # --- many writers, and writers that die
@@ -375,7 +377,7 @@ def test_an_untouched_chain_is_sound(directory: Path) -> None:
     paths = fill(directory, 5)
     report = verify(directory)
     assert (report.ok, report.records, report.sequence, report.pruned) == (True, 5, 5, None)
-    assert report.head == json.loads(paths[-1].read_text())["hash"]
+    assert report.head == json.loads(paths[-1].read_text("utf-8"))["hash"]
 
 
 @pytest.mark.parametrize("which", [0, 2, 4], ids=["first", "middle", "last"])
@@ -418,7 +420,7 @@ def test_a_record_changed_together_with_its_hash_shows(directory: Path, which: i
 
 def test_bytes_that_parse_to_the_same_record_still_show(directory: Path) -> None:
     first, second = fill(directory, 2)
-    first.write_text(json.dumps(json.loads(first.read_text()), indent=2))
+    first.write_text(json.dumps(json.loads(first.read_text("utf-8")), indent=2), "utf-8")
     second.write_bytes(second.read_bytes().replace(b'{"code":', b'{"code":"shown first","code":', 1))
     assert [problem.sequence for problem in verify(directory).problems] == [1, 2]
 
@@ -501,7 +503,7 @@ def test_a_head_noted_elsewhere_unmasks_a_chain_written_anew(directory: Path) ->
 
 def test_foreign_files_are_named_and_ignored(directory: Path) -> None:
     fill(directory, 2)
-    (directory / "notes.txt").write_text("x")
+    (directory / "notes.txt").write_text("x", "utf-8")
     report = verify(directory)
     assert report.ok
     assert "notes.txt" in report.notes[0]
@@ -523,7 +525,7 @@ def test_what_only_looks_like_a_record_is_reported_and_skipped(directory: Path, 
         with bad.open("wb") as file:
             file.truncate(chain.MAX_RECORD_BYTES * 100)
     else:
-        bad.write_text("[1]")
+        bad.write_text("[1]", "utf-8")
     report = verify(directory)
     assert [(p.kind, p.name) for p in report.problems] == [("unreadable", bad.name)]
     entries = list(load_all(directory))
@@ -661,7 +663,7 @@ def saves_nothing(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_file_in_the_way_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "artifacts").write_text("in the way")
+    (tmp_path / "artifacts").write_text("in the way", "utf-8")
     saves_nothing(tmp_path / "artifacts" / "executions", caplog)
 
 
@@ -698,10 +700,10 @@ def test_a_planted_lock_symlink_is_not_followed(directory: Path, caplog: pytest.
 def test_planted_symlinks_in_place_of_our_files_are_replaced_not_followed(directory: Path, name: str) -> None:
     directory.mkdir(parents=True)
     victim = directory.parent / "victim"
-    victim.write_text("untouched")
+    victim.write_text("untouched", "utf-8")
     (directory / name).symlink_to(victim)
     fill(directory, 2)
-    assert victim.read_text() == "untouched"
+    assert victim.read_text("utf-8") == "untouched"
     assert not (directory / name).is_symlink()
     assert verify(directory).records == 2
 
@@ -742,7 +744,7 @@ def test_a_full_disk_and_a_read_only_one_are_warnings(tmp_path: Path) -> None:
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace here to make a full and a read-only file system in")
     done = subprocess.run(
-        [*unshare, sys.executable, "-c", FULL_OR_READ_ONLY, str(tmp_path)], capture_output=True, text=True
+        [*unshare, sys.executable, "-c", FULL_OR_READ_ONLY, str(tmp_path)], capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
@@ -770,7 +772,7 @@ def test_a_directory_removed_between_two_records_is_made_again(directory: Path) 
 
 def test_find_takes_an_id_a_hash_or_a_name(directory: Path) -> None:
     path = fill(directory, 12)[3]
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text("utf-8"))
     for prefix in ("run-3", record["hash"], record["hash"][:20], path.name, path.stem):
         assert [entry.name for entry in find(directory, prefix)] == [path.name], prefix
     assert len(find(directory, "run-1")) == 1  # whole, although run-10 begins so too
@@ -832,7 +834,7 @@ def test_no_credential_reaches_the_disk(directory: Path) -> None:
     )
     path = Store(directory, policy="always").save(record, failed=True)
     assert path
-    text = path.read_text()
+    text = path.read_text("utf-8")
     assert value not in text
     assert SECRET not in text
     assert set(json.loads(text)["env"]) == {"PASSWORD", "SHORT"}

@@ -13,8 +13,8 @@ def install(monkeypatch, tmp_path, name: str, target: str) -> None:
     """A third party's distribution with one backend, as pip would leave it."""
     info = tmp_path / "third_party-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{name} = {target}\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n", "utf-8")
+    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{name} = {target}\n", "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -38,7 +38,7 @@ def test_a_planned_backend_is_said_to_be_missing_from_this_version(monkeypatch):
 
 
 def test_a_missing_dependency_names_the_command_to_type(monkeypatch, tmp_path):
-    (tmp_path / "needy_backend.py").write_text("import a_package_nobody_has\n")
+    (tmp_path / "needy_backend.py").write_text("import a_package_nobody_has\n", "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(registry._BUILT_IN, "needy", ("needy_backend", "NeedyBackend"))
     with pytest.raises(ExtraMissing, match=r"a_package_nobody_has.*pip install 'fumehood\[needy\]'"):

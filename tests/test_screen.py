@@ -13,61 +13,60 @@ from fumehood.screen import ALTERNATIVES, MAX_CODE_CHARS, find, message
 BLOCKED = Settings().dangerous_imports
 
 
-@pytest.mark.parametrize(
-    ("code", "module", "line", "statement"),
-    [
-        ("import os", "os", 1, "import os"),
-        ("import os.path", "os", 1, "import os.path"),
-        ("x = 1\nimport os as system", "os", 2, "import os as system"),
-        ("import json, socket", "socket", 1, "import socket"),
-        ("from os import path as p", "os", 1, "from os import path as p"),
-        ("from os.path import join", "os", 1, "from os.path import join"),
-        ("from shutil import *", "shutil", 1, "from shutil import *"),
-        ("def f():\n  if 1:\n    import subprocess", "subprocess", 3, "import subprocess"),
-        ("__import__('os')", "os", 1, "__import__('os')"),
-        ("__import__(name='os')", "os", 1, "__import__('os')"),
-        ("__import__('o' 's')", "os", 1, "__import__('os')"),
-        ("__import__('\\x6fs')", "os", 1, "__import__('os')"),
-        ("__builtins__.__import__('os')", "os", 1, "__builtins__.__import__('os')"),
-        ("import builtins as b\nb.__import__('os')", "os", 2, "b.__import__('os')"),
-        ("import importlib\nimportlib.import_module('os.path')", "os", 2, "importlib.import_module('os.path')"),
-        ("import importlib as il\nil.import_module('os')", "os", 2, "il.import_module('os')"),
-        ("import importlib.util\nimportlib.import_module('os')", "os", 2, "importlib.import_module('os')"),
-        ("from importlib import import_module\nimport_module('os')", "os", 2, "import_module('os')"),
-        ("from importlib import import_module as im\nim('os')", "os", 2, "im('os')"),
-        ("from importlib import *\nimport_module('os')", "os", 2, "import_module('os')"),
-        ("def f(): im('os')\nfrom importlib import import_module as im", "os", 1, "im('os')"),
-        ("import ºs", "os", 1, "import os"),  # Python reads the letter as a plain o
-    ],
-)
-def test_every_way_to_import_is_found_with_line_and_statement(code, module, line, statement):
-    assert [(f.module, f.line, f.statement) for f in find(code, BLOCKED)] == [(module, line, statement)]
+IMPORTS = [
+    ("import os", "os", 1, "import os"),
+    ("import os.path", "os", 1, "import os.path"),
+    ("x = 1\nimport os as system", "os", 2, "import os as system"),
+    ("import json, socket", "socket", 1, "import socket"),
+    ("from os import path as p", "os", 1, "from os import path as p"),
+    ("from os.path import join", "os", 1, "from os.path import join"),
+    ("from shutil import *", "shutil", 1, "from shutil import *"),
+    ("def f():\n  if 1:\n    import subprocess", "subprocess", 3, "import subprocess"),
+    ("__import__('os')", "os", 1, "__import__('os')"),
+    ("__import__(name='os')", "os", 1, "__import__('os')"),
+    ("__import__('o' 's')", "os", 1, "__import__('os')"),
+    ("__import__('\\x6fs')", "os", 1, "__import__('os')"),
+    ("__builtins__.__import__('os')", "os", 1, "__builtins__.__import__('os')"),
+    ("import builtins as b\nb.__import__('os')", "os", 2, "b.__import__('os')"),
+    ("import importlib\nimportlib.import_module('os.path')", "os", 2, "importlib.import_module('os.path')"),
+    ("import importlib as il\nil.import_module('os')", "os", 2, "il.import_module('os')"),
+    ("import importlib.util\nimportlib.import_module('os')", "os", 2, "importlib.import_module('os')"),
+    ("from importlib import import_module\nimport_module('os')", "os", 2, "import_module('os')"),
+    ("from importlib import import_module as im\nim('os')", "os", 2, "im('os')"),
+    ("from importlib import *\nimport_module('os')", "os", 2, "import_module('os')"),
+    ("def f(): im('os')\nfrom importlib import import_module as im", "os", 1, "im('os')"),
+    ("import ºs", "os", 1, "import os"),  # Python reads the letter as a plain o
+]
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "",
-        "print('import os')",
-        "# import os",
-        "import json",
-        "import ossaudio",
-        "import osx.os",
-        "from . import os",
-        "from .os import x",
-        "from importlib import import_module\nimport_module('.os', 'pkg')",
-        "import_module('os')",
-        "x.import_module('os')",
-        "__import__(name)",
-        "__import__()",
-        "__import__(3)",
-        "os = 1; os.path",
-        "import os.path as",
-        "import os\n)",
-    ],
-)
-def test_what_is_not_an_import_of_a_listed_module_is_left_alone(code):
-    assert find(code, BLOCKED) == []
+def test_every_way_to_import_is_found_with_line_and_statement():
+    for code, *wanted in IMPORTS:
+        assert [[f.module, f.line, f.statement] for f in find(code, BLOCKED)] == [wanted], code
+
+
+NO_IMPORTS = [
+    "",
+    "print('import os')",
+    "# import os",
+    "import json",
+    "import ossaudio",
+    "import osx.os",
+    "from . import os",
+    "from .os import x",
+    "from importlib import import_module\nimport_module('.os', 'pkg')",
+    "import_module('os')",
+    "x.import_module('os')",
+    "__import__(name)",
+    "__import__()",
+    "__import__(3)",
+    "os = 1; os.path",
+    "import os.path as",
+    "import os\n)",
+]
+
+
+def test_what_is_not_an_import_of_a_listed_module_is_left_alone():
+    assert [code for code in NO_IMPORTS if find(code, BLOCKED)] == []
 
 
 def test_a_listed_submodule_is_found_however_it_is_imported():

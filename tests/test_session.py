@@ -142,7 +142,7 @@ def test_check_makes_the_sandbox_and_gives_the_receipt():
 
 def test_datasets_go_to_the_data_directory(tmp_path):
     source = tmp_path / "in.csv"
-    source.write_text("a\n")
+    source.write_text("a\n", "utf-8")
     session, fake = opened(datasets={"my sales": source})
     assert session.datasets == {"my sales": "/tmp/data/my_sales.csv"}
     assert session.dataset_paths == ("/tmp/data/my_sales.csv",)
@@ -152,7 +152,7 @@ def test_datasets_go_to_the_data_directory(tmp_path):
 
 def test_a_dataset_that_vanished_is_a_bad_argument_when_the_sandbox_is_made(tmp_path):
     source = tmp_path / "in.csv"
-    source.write_text("a\n")
+    source.write_text("a\n", "utf-8")
     session, fake = opened(datasets={"d": source})
     source.unlink()
     with pytest.raises(BadArgument, match=r"dataset 'd': .* does not exist"):
@@ -285,7 +285,7 @@ def test_a_bad_path_changes_nothing(path):
 
 
 def test_file_errors_say_their_kind_and_change_nothing(tmp_path):
-    (tmp_path / "d.csv").write_text("a")
+    (tmp_path / "d.csv").write_text("a", "utf-8")
     session, fake = opened(disk_mb=6, datasets={"d": tmp_path / "d.csv"})
     session.write("/tmp/dir/text", "abc abc")
     session.write("/tmp/binary", b"\xff\xfe")
@@ -560,15 +560,16 @@ def test_a_fork_may_not_use_nor_end_its_parents_session():
 
 def test_ctrl_c_cancels_the_run_and_the_session_goes_on():
     program = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 from fumehood import open_session
 from fumehood.backends.fake import FakeBackend, Reply
 signal.signal(signal.SIGINT, signal.default_int_handler)
 fake = FakeBackend(replies=[Reply(after_s=3600), Reply("next")])
 session = open_session(fake)
 session.check()
+main = threading.get_ident()
 def interrupt():
-    while not fake.processes:
+    while not fake.processes or sys._current_frames()[main].f_code.co_name != "wait":
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
@@ -931,7 +932,7 @@ def test_requirements_become_a_layer_of_the_sandbox(layers):
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "in.csv"
-    path.write_text("a\n")
+    path.write_text("a\n", "utf-8")
     return path
 
 

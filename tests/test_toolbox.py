@@ -100,8 +100,8 @@ def test_a_failed_command_has_its_exit_code_and_hint(fake):
 
 
 def test_the_time_out_is_60_s_unless_given(fake):
-    box = fake(Reply(after_s=60))
-    reply = _exec(box, "sleep", "60", timeout=0.1)
+    box = fake(Reply(after_s=3600))
+    reply = _exec(box, "sleep", "3600", timeout=0.1)
     assert reply["exit_code"] == -1
     assert reply["hint"] == hints.EXEC_FAILED
     assert "timed out after 0.1 s" in reply["stderr"]
@@ -254,7 +254,7 @@ def test_hostile_objects_never_raise(fake, name):
 
 
 def test_a_dataset_that_vanished_is_said(tmp_path):
-    (tmp_path / "a.csv").write_text("x\n")
+    (tmp_path / "a.csv").write_text("x\n", "utf-8")
     with Toolbox({"a": str(tmp_path / "a.csv")}, type=FakeBackend(), store_code="never") as box:
         (tmp_path / "a.csv").unlink()
         reply = _exec(box, "ls")
@@ -310,7 +310,7 @@ def test_a_reasoning_trace_is_recorded(fake, tmp_path):
     box.call("sandbox_write_file", {"file_path": "/tmp/a", "content": "x"}, "to have a file")
     box.call("run_python_code", {"code": "1"}, reasoning_trace=5)
     stored = sorted((tmp_path / "artifacts" / "executions").glob("*.json"))
-    traces = [json.loads(path.read_text()).get("reasoning_trace") for path in stored]
+    traces = [json.loads(path.read_text("utf-8")).get("reasoning_trace") for path in stored]
     assert set(traces) == {None, "to have a file", "to see what is there"}
 
 
@@ -392,17 +392,18 @@ BAD_PATHS = [
 ]
 
 
-@pytest.mark.parametrize("path", BAD_PATHS, ids=ascii)
 @pytest.mark.parametrize("tool", ["sandbox_write_file", "sandbox_edit_file"])
-def test_a_path_elsewhere_is_refused_before_anything_else(local, tool, path):
+def test_a_path_elsewhere_is_refused_before_anything_else(local, tool):
     rest = {"content": "x" * (MB5 + 1)} if tool == "sandbox_write_file" else {"old_string": "a", "new_string": "b"}
-    reply = local.call(tool, {"file_path": path, **rest})
-    assert reply["success"] is False
-    assert reply["error"] == "Invalid path: must be /tmp/* or /workspace/*"
-    assert reply["hint"] == "Invalid path. Use /tmp/ or /workspace/ only."
-    assert reply["file_path"] == path.encode("utf-8", "replace").decode()
-    assert set(reply) == {"success", "error", "file_path", "hint"}
-    json.dumps(reply, ensure_ascii=False).encode()
+    for path in BAD_PATHS:
+        reply = local.call(tool, {"file_path": path, **rest})
+        assert reply == {
+            "success": False,
+            "error": "Invalid path: must be /tmp/* or /workspace/*",
+            "file_path": path.encode("utf-8", "replace").decode(),
+            "hint": "Invalid path. Use /tmp/ or /workspace/ only.",
+        }
+        json.dumps(reply, ensure_ascii=False).encode()
 
 
 def test_five_megabytes_are_written_and_one_byte_more_is_not(local):
@@ -432,14 +433,14 @@ def test_a_directory_is_not_written_over(local):
 
 def test_a_planted_link_is_not_followed(local, tmp_path):
     outside = tmp_path / "outside"
-    outside.write_text("mine")
+    outside.write_text("mine", "utf-8")
     assert _exec(local, "ln", "-sfn", str(tmp_path), "/tmp/link")["exit_code"] == 0
     assert _exec(local, "ln", "-sfn", str(outside), "/tmp/file_link")["exit_code"] == 0
     for path in ("/tmp/link/outside", "/tmp/file_link"):
         assert _edit(local, path, "mine")["success"] is False
     local.call("sandbox_write_file", {"file_path": "/tmp/link/outside", "content": "theirs"})
     local.call("sandbox_write_file", {"file_path": "/tmp/file_link", "content": "theirs"})
-    assert outside.read_text() == "mine"
+    assert outside.read_text("utf-8") == "mine"
 
 
 def test_an_edit_gives_the_document_s_reply(local):
@@ -532,23 +533,22 @@ def test_several_files_come_back_and_those_that_stay_are_not_counted_twice(tmp_p
         reply = _exec(box, "python", "-c", code)
     assert len(reply["output_files"]) == 20
     assert reply["total_output_files"] == 33
-    assert (tmp_path / "session_many" / "b.txt").read_text() == "b"
+    assert (tmp_path / "session_many" / "b.txt").read_text("utf-8") == "b"
 
 
 def test_a_dataset_is_read_where_the_tools_say(tmp_path):
-    (tmp_path / "sales.csv").write_text("price\n1\n2\n")
+    (tmp_path / "sales.csv").write_text("price\n1\n2\n", "utf-8")
     with _real(tmp_path / "output", datasets={"my sales": str(tmp_path / "sales.csv")}) as box:
         assert _exec(box, "tail", "-1", "/tmp/data/my_sales.csv")["stdout"] == "2\n"
         assert _exec(box, "sh", "-c", "echo 3 >> /tmp/data/my_sales.csv")["exit_code"] != 0
         assert _exec(box, "rm", "-f", "/tmp/data/my_sales.csv")["exit_code"] != 0
-    assert (tmp_path / "sales.csv").read_text() == "price\n1\n2\n"
+    assert (tmp_path / "sales.csv").read_text("utf-8") == "price\n1\n2\n"
 
 
 def test_a_command_that_takes_too_long_is_ended_and_the_files_stay(local):
     _write(local, "/tmp/stay.txt", "here")
-    reply = _exec(local, "sleep", "60", timeout=0.5)
+    reply = _exec(local, "sleep", "3600", timeout=0.5)
     assert reply["exit_code"] == -1
-    assert reply["execution_time"] < 30
     assert _exec(local, "cat", "/tmp/stay.txt")["stdout"] == "here"
 
 
@@ -662,7 +662,7 @@ rows[-1]
 
 @pytest.mark.parametrize("level", ["sealed", "process"])
 def test_requirements_of_a_call_run_it_apart(tmp_path, wheelhouse, level):
-    (tmp_path / "d.csv").write_text("a\n41\n")
+    (tmp_path / "d.csv").write_text("a\n41\n", "utf-8")
     settings = {"isolation": level, "store_code": "always", "artifacts_dir": str(tmp_path / "artifacts"), **wheelhouse}
     output = tmp_path / "output"
     with Toolbox({"d": tmp_path / "d.csv"}, "apart", type="local", output_dir=str(output), **settings) as box:
@@ -683,8 +683,8 @@ def test_requirements_of_a_call_run_it_apart(tmp_path, wheelhouse, level):
         "state": "not kept",
         "note": hints.RAN_APART,
     }
-    assert (output / "session_apart" / "t.csv").read_text() == "41"
-    recorded = [json.loads(path.read_text()) for path in (tmp_path / "artifacts" / "executions").glob("*.json")]
+    assert (output / "session_apart" / "t.csv").read_text("utf-8") == "41"
+    recorded = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "artifacts" / "executions").glob("*.json")]
     assert "to be greeted" in {record.get("reasoning_trace") for record in recorded}
 
 
@@ -753,7 +753,7 @@ def test_a_description_says_what_holds_here(fake):
 
 @pytest.mark.parametrize("level", ["sealed", "confined", "process"])
 def test_what_a_model_is_told_is_what_a_program_finds(tmp_path, level):
-    (tmp_path / "x.csv").write_text("a\n1\n")
+    (tmp_path / "x.csv").write_text("a\n1\n", "utf-8")
     settings = {"isolation": level, "store_code": "never", "output_dir": str(tmp_path / "output")}
     with Toolbox({"x": str(tmp_path / "x.csv")}, type="local", **settings) as box:
         receipt, prompt = box.session.check(), box.system_prompt()
@@ -770,7 +770,7 @@ def test_what_a_model_is_told_is_what_a_program_finds(tmp_path, level):
     assert ("There is network access." in described) is open_
     assert ("no network access" in described) is ("No network access" in prompt) is not open_
     assert spec["annotations"]["openWorldHint"] is open_
-    assert (tmp_path / "x.csv").read_text() == "a\n1\n"
+    assert (tmp_path / "x.csv").read_text("utf-8") == "a\n1\n"
 
 
 @pytest.mark.parametrize("level", ["sealed", "confined", "process"])
@@ -793,7 +793,7 @@ def test_libraries_are_named_only_if_they_can_be_imported(local):
 
 
 def test_datasets_are_told_by_their_paths(tmp_path):
-    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "a.csv").write_text("x\n1\n", "utf-8")
     settings = {"type": FakeBackend(), "store_code": "never"}
     with Toolbox({"my sales": str(tmp_path / "a.csv")}, **settings) as box:
         assert "Datasets: /tmp/data/my_sales.csv." in box.specs("mcp")[0]["description"]

@@ -26,7 +26,7 @@ def toolbox(tmp_path, monkeypatch):
 
     def make(**files):
         for name, text in files.items():
-            (directory / f"{name}.py").write_text(text)
+            (directory / f"{name}.py").write_text(text, "utf-8")
         made.append(Toolbox(type=FakeBackend(), store_code="never", tools_dir=str(directory)))
         return made[-1]
 
@@ -254,7 +254,7 @@ def test_links_in_a_circle_are_an_error(tmp_path, monkeypatch):
 
 
 def test_a_link_into_the_working_directory_is_left_out(toolbox, tmp_path):
-    (tmp_path / "work" / "planted.py").write_text(GREET)
+    (tmp_path / "work" / "planted.py").write_text(GREET, "utf-8")
     (toolbox.directory / "linked.py").symlink_to(tmp_path / "work" / "planted.py")
     box = toolbox()
     assert "greet" not in box.tools
@@ -262,7 +262,7 @@ def test_a_link_into_the_working_directory_is_left_out(toolbox, tmp_path):
 
 
 def test_what_everyone_may_write_is_refused(toolbox):
-    (toolbox.directory / "open.py").write_text(GREET)
+    (toolbox.directory / "open.py").write_text(GREET, "utf-8")
     (toolbox.directory / "open.py").chmod(0o666)
     box = toolbox()
     assert "greet" not in box.tools
@@ -279,7 +279,7 @@ def test_what_everyone_may_write_is_refused(toolbox):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_what_belongs_to_another_user_is_refused(toolbox):
-    (toolbox.directory / "theirs.py").write_text(GREET)
+    (toolbox.directory / "theirs.py").write_text(GREET, "utf-8")
     os.chown(toolbox.directory / "theirs.py", 12345, 12345)
     assert "another user" in toolbox().problems[0]
     os.chown(toolbox.directory, 12345, 12345)
@@ -300,8 +300,8 @@ def test_what_belongs_to_another_user_is_refused(toolbox):
 def test_a_directory_that_is_none_is_an_error(tmp_path, monkeypatch, name, why):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    (tmp_path / "file").write_text("")
-    (tmp_path / "work" / "file").write_text("")
+    (tmp_path / "file").write_text("", "utf-8")
+    (tmp_path / "work" / "file").write_text("", "utf-8")
     with pytest.raises(ConfigurationError, match=why):
         Toolbox(type=FakeBackend(), tools_dir=str(tmp_path / name))
 
@@ -314,7 +314,7 @@ def test_an_error_names_who_named_the_directory(tmp_path, monkeypatch):
         Toolbox(type=FakeBackend())
     monkeypatch.delenv("SANDBOX_TOOLS_DIR")
     (tmp_path / "fumehood").mkdir()
-    (tmp_path / "fumehood" / "config.yaml").write_text("tools_dir: /nowhere\n")
+    (tmp_path / "fumehood" / "config.yaml").write_text("tools_dir: /nowhere\n", "utf-8")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"\(from .*/config\.yaml\)"), open_session(FakeBackend()) as session:
         Toolbox(session=session)

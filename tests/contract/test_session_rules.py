@@ -250,13 +250,13 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(session: Kept) -> None
 
 def test_a_dataset_that_vanished_is_told_before_anything_runs(session: Kept, tmp_path: Path) -> None:
     source = tmp_path / "here.csv"
-    source.write_text("a")
+    source.write_text("a", "utf-8")
     with_data = session(datasets={"here": source})
     source.unlink()
     for call in (lambda: with_data.run("print(1)"), lambda: with_data.write("/tmp/a", "1")):
         with pytest.raises(errors.BadArgument, match=r"here.*does not exist"):
             call()
-    source.write_text("back")
+    source.write_text("back", "utf-8")
     assert with_data.run("print(1)").exit_code == 0
 
 

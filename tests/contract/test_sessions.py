@@ -834,7 +834,7 @@ def kind_of(call: Any) -> str:
 
 def test_links_that_the_program_planted_are_not_followed(session: Kept, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "secret").write_text("secret")
+    (tmp_path / "outside" / "secret").write_text("secret", "utf-8")
     session.out(f"""
         import os
         os.symlink({str(tmp_path / "outside" / "secret")!r}, 'file')
@@ -852,7 +852,7 @@ def test_links_that_the_program_planted_are_not_followed(session: Kept, tmp_path
         assert kind_of(lambda name=name: session.write(f"/workspace/{name}", "x")) == "special", name
     session.write("/workspace/file", "over it, not through it")
     assert session.read("/workspace/file") == b"over it, not through it"
-    assert (tmp_path / "outside" / "secret").read_text() == "secret"
+    assert (tmp_path / "outside" / "secret").read_text("utf-8") == "secret"
     assert os.listdir(tmp_path / "outside") == ["secret"]
     assert session.read("/workspace/own") == b"own"
 
@@ -891,7 +891,7 @@ def test_no_more_files_than_inodes(session: Kept) -> None:
 
 def test_a_dataset_is_there_and_stays_as_it_is(session: Kept, tmp_path: Path) -> None:
     source = tmp_path / "Sales 2024.csv"
-    source.write_text("a,b\n1,2\n")
+    source.write_text("a,b\n1,2\n", "utf-8")
     source.chmod(0o644)
     with_data = session(datasets={"sales/2024": source, "sales 2024": source})
     with_data.check()
@@ -903,12 +903,12 @@ def test_a_dataset_is_there_and_stays_as_it_is(session: Kept, tmp_path: Path) ->
     assert with_data.files() == []
     with_data.run(f"open({paths[0]!r}, 'a').write('3,4')")
     with_data.run(f"import os; os.remove({paths[1]!r})")
-    assert source.read_text() == "a,b\n1,2\n"
+    assert source.read_text("utf-8") == "a,b\n1,2\n"
 
 
 def test_a_dataset_that_only_its_owner_may_read_is_there_too(session: Kept, tmp_path: Path) -> None:
     source = tmp_path / "own.csv"
-    source.write_text("mine")
+    source.write_text("mine", "utf-8")
     source.chmod(0o600)
     with_data = session(datasets={"own": source})
     with_data.check()
@@ -949,16 +949,16 @@ def test_outputs_come_back_and_only_changed_ones_again(session: Kept) -> None:
     assert result.meta["total_output_files"] == 3
     local = output(session)
     assert local.name == "session_x"
-    assert (local / "deep" / "er" / "c.txt").read_text() == "deep/er/c.txt"
+    assert (local / "deep" / "er" / "c.txt").read_text("utf-8") == "deep/er/c.txt"
     before = {name: (local / name).stat() for name in ("a.csv", "b.json")}
     result = session.run("open('b.json', 'w').write('again')")
     assert result.meta["output_files"] == ["b.json", "a.csv", "deep/er/c.txt"]
-    assert (local / "b.json").read_text() == "again"
+    assert (local / "b.json").read_text("utf-8") == "again"
     after = (local / "a.csv").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before["a.csv"].st_ino, before["a.csv"].st_mtime_ns)
     assert (local / "b.json").stat().st_ino != before["b.json"].st_ino
     assert session.run("os.remove('a.csv')").meta["output_files"] == ["b.json", "deep/er/c.txt"]
-    assert (local / "a.csv").read_text() == "a.csv"  # what came back is the caller's
+    assert (local / "a.csv").read_text("utf-8") == "a.csv"  # what came back is the caller's
 
 
 def test_models_and_raw_binaries_are_listed_and_left(session: Kept) -> None:
@@ -1000,7 +1000,7 @@ def test_images_are_shown_to_the_handler(session: Kept) -> None:
 
 
 def test_what_is_no_regular_file_does_not_come_back(session: Kept, tmp_path: Path) -> None:
-    (tmp_path / "secret.png").write_text("secret")
+    (tmp_path / "secret.png").write_text("secret", "utf-8")
     there = session.path("/tmp/output")
     result = session.run(f"""
         import os; os.chdir({there!r})
@@ -1020,7 +1020,7 @@ def test_what_is_no_regular_file_does_not_come_back(session: Kept, tmp_path: Pat
 def test_links_on_this_side_are_not_followed(session: Kept, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    (other / "a.txt").write_text("precious")
+    (other / "a.txt").write_text("precious", "utf-8")
     local = output(session)
     local.mkdir(parents=True)
     (local / "a.txt").symlink_to(other / "a.txt")
@@ -1031,8 +1031,8 @@ def test_links_on_this_side_are_not_followed(session: Kept, tmp_path: Path) -> N
         for name in ('a.txt', 'sub/a.txt'): open({there!r} + '/' + name, 'w').write('from inside')
     """)
     assert result.exit_code == 0
-    assert (other / "a.txt").read_text() == "precious"
-    assert (local / "a.txt").read_text() == "from inside"
+    assert (other / "a.txt").read_text("utf-8") == "precious"
+    assert (local / "a.txt").read_text("utf-8") == "from inside"
     assert not (local / "a.txt").is_symlink()
     assert any("sub/a.txt" in warning for warning in result.meta["output_warnings"])
 
