@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from fumehood.guest.wire import FRAME, MAX_FRAME
+from support import HANG_S, wait_until
 
 START = "from fumehood.guest import worker; worker.import_ahead(); worker.serve(0, 0, lambda: None)"
-PATIENCE_S = 30
 
 
 class Ran(NamedTuple):
@@ -38,11 +37,15 @@ class Ran(NamedTuple):
 class Worker:
     def __init__(self, directory: Path) -> None:
         self.socket, theirs = socket.socketpair()
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(HANG_S)
         self._files = [tempfile.TemporaryFile(dir=directory) for _ in range(2)]  # noqa: SIM115
         environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START], stdin=theirs, stdout=self._files[0], stderr=self._files[1], env=environment
+            [sys.executable, "-X", "utf8", "-c", START],
+            stdin=theirs,
+            stdout=self._files[0],
+            stderr=self._files[1],
+            env=environment,
         )
         theirs.close()
         self._seen = [0, 0]
@@ -79,15 +82,12 @@ class Worker:
         os.kill(self.process.pid, signal.SIGINT)
 
     def await_output(self, text: str) -> None:
-        limit = time.monotonic() + PATIENCE_S
-        while text.encode() not in self._tail(0):
-            assert time.monotonic() < limit, f"{text!r} was never printed"
-            time.sleep(0.01)
+        assert wait_until(lambda: text.encode() in self._tail(0)), f"{text!r} was never printed"
 
     def close(self) -> int:
         self.socket.close()
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(HANG_S)
         finally:
             self.process.kill()
             self.process.wait()
@@ -124,6 +124,15 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Worker]]:
     yield make
     for worker in workers:
         worker.close()
+
+
+@pytest.fixture(scope="module")
+def plotter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One that has loaded matplotlib, which takes long; for runs that leave nothing behind."""
+    worker = Worker(tmp_path_factory.mktemp("plotter"))
+    assert worker.run("import matplotlib.pyplot as plt").exit_code == 0
+    yield worker
+    worker.close()
 
 
 @pytest.fixture

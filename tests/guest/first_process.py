@@ -5,14 +5,17 @@ Its files are a small tmpfs in a mount namespace; it is spoken to over pipes, as
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import marshal
 import os
 import select
 import shutil
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +24,10 @@ import fumehood
 from fumehood.engine.seccomp import compile_filter
 from fumehood.guest import wire
 from fumehood.guest.wire import FRAME, HEADER
+from support import HANG_S, wait_until
 
-PATIENCE_S = 30
 PYTHON = "/usr/bin/python3"  # one that an unprivileged user may run
+USER = 20_000 + os.getpid() % 40_000  # nobody else's processes count against its limits
 _MOUNT = 'mount -t tmpfs -o "size=$SIZE,nr_inodes=500,mode=0755,uid=$OWNER,gid=$OWNER" none "$BASE/files" || exit 77; '
 _PLACES = 'cd "$BASE/files" && mkdir workspace tmp home && chown "$OWNER:$OWNER" workspace tmp home || exit 77; '
 _START = (
@@ -82,7 +86,7 @@ class Container:
         self._unsent += wire.MUX.pack(kind, number, len(payload)) + payload
         self._move(0)
 
-    def wait_for(self, kind: int, number: int, within_s: float = PATIENCE_S) -> bytes:
+    def wait_for(self, kind: int, number: int, within_s: float = HANG_S) -> bytes:
         """The next frame of that kind; those before it stay."""
         deadline = time.monotonic() + within_s
         while True:
@@ -99,7 +103,7 @@ class Container:
         return data
 
     def wait_output(self, number: int, text: bytes, kind: int = wire.STDOUT) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_S
         while text not in b"".join(frame[2] for frame in self.frames if frame[:2] == (kind, number)):
             assert time.monotonic() < deadline, f"no {text!r}, but {self.frames[-5:]}"
             self._move(0.1)
@@ -177,7 +181,7 @@ class Container:
             on_their_way += len(piece)
             self.send(wire.INPUT, number, piece)
 
-    def finish(self, number: int, within_s: float = PATIENCE_S) -> Ended:
+    def finish(self, number: int, within_s: float = HANG_S) -> Ended:
         end = wire.EXIT.unpack(self.wait_for(wire.EXITED, number, within_s))
         kinds = [kind for kind, whose, _ in self.frames if whose == number and kind != wire.TAKEN]
         ended = Ended(self.take(wire.STDOUT, number), self.take(wire.STDERR, number), *end)
@@ -235,14 +239,38 @@ class Container:
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def count_processes(self) -> int:
+        return len(self.processes())
+
+    def processes(self) -> list[str]:
+        """All that live in there."""
         namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
-        return sum(_namespace(name) == namespace for name in os.listdir("/proc") if name.isdigit())
+        return [name for name in os.listdir("/proc") if name.isdigit() and _namespace(name) == namespace]
+
+    def wait_until_it_stands_still(self) -> None:
+        """Nobody has anything to do until we read: there is much to read, and twice in a row nobody has run."""
+        seen = [self._standstill()]
+
+        def stands_still() -> bool:
+            seen[:] = [*seen[-1:], self._standstill()]
+            return seen[0] is not None and seen[0] == seen[-1]
+
+        assert wait_until(stands_still)
+
+    def _standstill(self) -> tuple[int, dict[str, str]] | None:
+        """How much there is to read and how often each process went to sleep; None if one is awake."""
+        (unread,) = struct.unpack("i", fcntl.ioctl(self._out, termios.FIONREAD, bytes(4)))
+        slept = {}
+        for name in self.processes():
+            if _state(name) != "S":
+                return None
+            slept[name] = _status(name).partition("voluntary_ctxt_switches:")[2].split("\n")[0]
+        return (unread, slept) if unread > fcntl.fcntl(self._out, fcntl.F_GETPIPE_SZ) / 2 else None
 
     def last_words(self) -> str:
         return os.pread(self.errors.fileno(), 1 << 16, 0).decode()
 
     def wait(self) -> int:
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(HANG_S)
 
     def close(self) -> None:
         self.process.kill()  # and the first process with it
@@ -254,23 +282,36 @@ class Container:
                 pass
 
 
+def _state(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _status(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def _namespace(pid: str) -> str:
     """Of one that lives."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        is_dead = stat.rpartition(")")[2].split()[0] == "Z" and os.listdir(f"/proc/{pid}/task") == [pid]
+        is_dead = _state(pid) == "Z" and os.listdir(f"/proc/{pid}/task") == [pid]
         return "" if is_dead else os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
         return ""
 
 
 def _owner() -> str:
-    return "1000" if os.geteuid() == 0 else "0"
+    return str(USER) if os.geteuid() == 0 else "0"
 
 
 def _command(base: Path, patience_s: float = 1000) -> list[str]:
     is_root = os.geteuid() == 0
-    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=1000", "--regid=1000", "--clear-groups"]
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
     if not is_root:  # a root of our own may mount, but owns what the kernel hides: be somebody else in there
         drop = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
     start = [PYTHON, "-I", "-c", _START.format(base=str(base), patience_s=patience_s)]
@@ -281,13 +322,16 @@ def _command(base: Path, patience_s: float = 1000) -> list[str]:
 
 def make_base() -> Path:
     """What an image has beneath /opt/fumehood, and a place for files."""
-    base = Path(tempfile.mkdtemp(prefix="fumehood-first-"))
-    base.chmod(0o755)
+    base = Path(tempfile.mkdtemp(prefix="fumehood-first-", dir="/tmp"))  # every user can go there
     source = Path(fumehood.__file__).parent
     (base / "fumehood").mkdir()
     shutil.copy(source / "__init__.py", base / "fumehood")
     shutil.copytree(source / "guest", base / "fumehood/guest", ignore=shutil.ignore_patterns("__pycache__"))
     (base / "files").mkdir()
+    for folder, _, names in os.walk(base):  # whatever the umask
+        os.chmod(folder, 0o755)
+        for name in names:
+            os.chmod(f"{folder}/{name}", 0o644)
     return base
 
 
@@ -299,5 +343,5 @@ def why_not(base: Path) -> str | None:
     trial = _command(base)
     trial[trial.index("-I") :] = ["-c", "import os; raise SystemExit(os.getpid() != 1)"]
     environment = {"PATH": os.environ["PATH"], "BASE": str(base), "SIZE": "1m", "OWNER": _owner()}
-    done = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(trial, env=environment, capture_output=True, encoding="utf-8", timeout=HANG_S)
     return None if done.returncode == 0 else f"no pid namespace of our own: {done.stderr.strip()}"
