@@ -44,7 +44,10 @@ _PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _UV_UNKNOWN = re.compile(r"(?:Because|because) (\S+) was not found in")
 _UV_NO_WHEEL = re.compile(r"(\S+?)(?:[<>=!~]=?\S+)? has no (?:usable wheels|wheels with)")
 _UV_NO_VERSION = re.compile(r"there is no version of (\S+)|only (\S+?)(?:[<>=!~]=?\S+)? is available")
-_BUILD_SAID = re.compile(r"^ {4,}(?:error: .+|[\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # pip indents it
+# pip indents it, by less where it cannot draw lines; what it says itself about it is no reason.
+_BUILD_SAID = re.compile(
+    r"^ {2,}(?:error: (?!subprocess-exited-with-error).+|[\w.]*(?:Error|Exception): .+)$", re.MULTILINE
+)
 _FILE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._]*?)-(\d[^\s/#?&\"'<>()]*?)(\.whl|\.tar\.gz|\.zip|\.tar\.bz2|\.tgz)(?![\w.])"
 )
