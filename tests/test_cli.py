@@ -306,8 +306,10 @@ class TestStreams:
     def test_a_terminal_never_sees_control_characters(self) -> None:
         leader, follower = pty.openpty()
         try:
+            code = "#\x1b[2J\x9b".encode()
+            environ = {**os.environ, "PYTHONUTF8": "1"}  # or there would be no such character
             with subprocess.Popen(
-                [*OURS, "run", "-c", "#\x1b[2J\x9b"], stdin=subprocess.DEVNULL, stdout=follower
+                [*OURS, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=follower, env=environ
             ) as child:
                 assert child.wait(HANG_S) == 0
             assert os.read(leader, 100) == b"#\\x1b[2J\\x9b"

@@ -115,8 +115,12 @@ def test_python_examples_run_and_give_what_their_comments_say(block: Block) -> N
     if missing:
         pytest.skip(f"its program imports what is not installed here: {', '.join(missing)}")
     code = compile(Example(block.text).visit(ast.parse(block.text)), str(block), "exec")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, {"check": _check, "__name__": "example"})
+    before = os.umask(0o022)  # as most readers have it: what others may not read is copied, not lent
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, {"check": _check, "__name__": "example"})
+    finally:
+        os.umask(before)
     if block.printed is not None:
         assert printed.getvalue().strip() == block.printed.strip()
 
@@ -170,6 +174,7 @@ def test_console_examples_print_what_is_shown(block: Block) -> None:
     # One shell for the whole session, so that `echo $?` means what a reader thinks.
     script = "".join(f"{said}\nlast=$?; printf '\\036%d\\036' $last; (exit $last)\n" for said, _ in commands)
     environment = {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
+    script = f"umask 022\n{script}"
     done = subprocess.run(
         ["bash", "-c", script],
         stdin=subprocess.DEVNULL,

@@ -61,6 +61,13 @@ def local(tmp_path_factory):
         yield box
 
 
+@pytest.fixture
+def own(tmp_path):
+    """The same for a test that counts files."""
+    with _real(tmp_path / "output") as box:
+        yield box
+
+
 def _write(box, path, content):
     reply = box.call("sandbox_write_file", {"file_path": path, "content": content})
     assert reply["success"], reply
@@ -562,17 +569,17 @@ def test_the_sandbox_ends_with_the_toolbox(tmp_path):
 # ---- the code tools
 
 
-def test_python_keeps_its_variables(local):
-    assert local.call("run_python_code", {"code": "x = 20"})["output"] == "(no output)"
-    reply = local.call("run_python_code", {"code": "print('so')\nx + 1"})
+def test_python_keeps_its_variables(own):
+    assert own.call("run_python_code", {"code": "x = 20"})["output"] == "(no output)"
+    reply = own.call("run_python_code", {"code": "print('so')\nx + 1"})
     assert reply["results"] == ["21"]
     assert reply["output"] == "so\n21"
     assert reply["exit_code"] == 0
     assert reply["hint"] == hints.CODE_NO_FILES
     keys = {"output", "exit_code", "results", "output_files", "total_output_files", "execution_time", "hint"}
     assert set(reply) == keys
-    assert local.call("run_code", {"code": "x"})["results"] == ["20"]
-    assert local.call("code_interpreter", {"code": "x", "requirements": []})["results"] == ["20"]
+    assert own.call("run_code", {"code": "x"})["results"] == ["20"]
+    assert own.call("code_interpreter", {"code": "x", "requirements": []})["results"] == ["20"]
 
 
 def test_a_python_failure_is_in_the_output(local):
@@ -600,9 +607,9 @@ def test_a_language_that_is_not_allowed_is_126(fake):
     assert reply["output_files"] == []
 
 
-def test_the_interpreter_tells_of_logs_and_files(local):
+def test_the_interpreter_tells_of_logs_and_files(own):
     code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nopen('/tmp/output/t.csv', 'w').write('a\\n')\n7"
-    reply = local.call("code_interpreter", {"code": code})
+    reply = own.call("code_interpreter", {"code": code})
     assert reply.pop("execution_time") >= 0
     assert reply == {
         "logs": "out\nerr\n",
@@ -611,7 +618,7 @@ def test_the_interpreter_tells_of_logs_and_files(local):
         "results": ["7"],
         "hint": hints.EXEC_FILES.format(count=1),
     }
-    assert local.call("code_interpreter", {"code": "1"})["files"] == []
+    assert own.call("code_interpreter", {"code": "1"})["files"] == []
 
 
 def test_requirements_that_cannot_be_had_are_a_reply(fake, monkeypatch):
