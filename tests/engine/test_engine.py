@@ -20,7 +20,7 @@ import pytest
 from process_view import open_descriptors, opened_since
 
 import fumehood
-from fumehood.engine import engine, launch
+from fumehood.engine import engine, launch, zygotes
 from fumehood.engine.cell import Cell
 from fumehood.engine.engine import Engine
 from fumehood.engine.zygotes import Zygote
@@ -494,6 +494,16 @@ def test_a_zygote_replaced_by_one_caller_does_not_break_the_result_of_another(ow
     said, exited = finish(start(own_engine, "print('after')"))
     assert (said, exited.reason) == ("after\n", "ok")
     check_went_with_its_zygote(one)
+
+
+def test_a_zygote_that_waits_for_the_end_of_its_cells_is_gone(own_engine: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends them first, and on a busy machine that takes its time."""
+    assert not own_engine.zygote.is_gone()
+    before, _, after = zygotes.read(f"/proc/{own_engine.zygote_pid}/stat").rpartition(b")")
+    fields = after.split()
+    fields[6] = b"%d" % (int(fields[6]) | 0x4)  # PF_EXITING
+    monkeypatch.setattr(zygotes, "read", lambda _: before + b") " + b" ".join(fields))
+    assert own_engine.zygote.is_gone()
 
 
 def test_a_stopped_zygote_is_given_up_and_replaced(own_engine: Own) -> None:
