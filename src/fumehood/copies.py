@@ -48,10 +48,10 @@ class Copies:
         except FileExistsError:
             raise ValueError(f"{self._parent} is not a directory; set SANDBOX_OUTPUT_DIR to one") from None
         with _opened(self._parent, follow=True) as top:
-            self._save(top, [self._name, *directories], name, data)
-        return os.path.join(self.directory, *directories, name)
+            self._save(top, [part.encode() for part in (self._name, *directories)], name.encode(), data)
+        return os.path.join(self.directory, os.fsdecode(relative.encode()))  # as this machine's locale spells it
 
-    def _save(self, above: int, directories: list[str], name: str, data: bytes) -> None:
+    def _save(self, above: int, directories: list[bytes], name: bytes, data: bytes) -> None:
         if not directories:
             _write(above, name, data)
             return
@@ -62,7 +62,7 @@ class Copies:
 
 
 @contextmanager
-def _opened(path: str, dir_fd: int | None = None, *, follow: bool = False) -> Iterator[int]:
+def _opened(path: str | bytes, dir_fd: int | None = None, *, follow: bool = False) -> Iterator[int]:
     flags = _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0) if follow else _DIRECTORY
     fd = os.open(path, flags, dir_fd=dir_fd)
     try:
@@ -71,7 +71,7 @@ def _opened(path: str, dir_fd: int | None = None, *, follow: bool = False) -> It
         os.close(fd)
 
 
-def _write(dir_fd: int, name: str, data: bytes) -> None:
+def _write(dir_fd: int, name: bytes, data: bytes) -> None:
     temporary = f".{os.urandom(8).hex()}.part"
     fd = os.open(temporary, _FILE, 0o666, dir_fd=dir_fd)
     try:

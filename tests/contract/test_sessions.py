@@ -1060,7 +1060,7 @@ def test_odd_names_come_back_escaped_or_not_at_all(session: Kept) -> None:
     """)
     assert result.stdout == "made\n"
     assert all(name.isprintable() for name in result.meta["output_files"])
-    assert os.listdir(output(session)) == ["fine wört.txt"]
+    assert os.listdir(os.fsencode(output(session))) == ["fine wört.txt".encode()]
 
 
 def test_a_handler_of_output_does_not_change_the_mode_of_files(session: Kept) -> None:

@@ -142,15 +142,16 @@ class Tree:
 
     # --- inside
 
-    def _parts(self, path: str) -> list[str]:
+    def _parts(self, path: str) -> list[bytes]:
+        """In UTF-8, whatever this machine's locale."""
         for prefix, target in self._prefixes.items():
             if path == prefix or path.startswith(prefix + "/"):
                 parts = [part for part in path[len(prefix) :].split("/") if part]
                 if not {".", ".."} & set(parts):
-                    return [target, *parts]
+                    return [part.encode("utf-8", "surrogateescape") for part in (target, *parts)]
         raise Outside(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    def _directory(self, parts: list[str], *, make: bool = False) -> int:
+    def _directory(self, parts: list[bytes], *, make: bool = False) -> int:
         if self._root < 0:
             raise Gone(errno.EBADF, os.strerror(errno.EBADF))
         current = os.dup(self._root)
@@ -177,7 +178,7 @@ class Draft:
     Whoever looks finds all of it or what was there before. Takes over `directory`, a descriptor.
     """
 
-    def __init__(self, directory: int, name: str, mode: int | None = None):
+    def __init__(self, directory: int, name: bytes, mode: int | None = None):
         before = _mode(name, directory)
         if stat.S_ISDIR(before):
             raise _error(errno.EISDIR)
@@ -235,8 +236,9 @@ class _Walk:
                 for entry in entries:
                     if len(self._found) >= _MAX_ENTRIES or self._named >= _MAX_NAMED:
                         return
-                    place = f"{path}/{entry.name}"
-                    if not _is_text(entry.name) or place == self._leave_out:
+                    name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
+                    place = f"{path}/{name}"
+                    if not _is_text(name) or place == self._leave_out:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         if depth < _MAX_DEPTH:
@@ -269,14 +271,14 @@ def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _make(name: str, directory: int) -> None:
+def _make(name: bytes, directory: int) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=directory)
     except FileExistsError:
         pass  # the program was faster
 
 
-def _mode(name: str, directory: int) -> int:
+def _mode(name: bytes, directory: int) -> int:
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
