@@ -177,8 +177,10 @@ class Daemon:
         return (self._home / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def _run(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """With the usual umask: no container could read the control groups that are made with one of 077."""
         with open(self._home / f"{name}.log", "wb") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            return subprocess.Popen(command, **streams, start_new_session=True, umask=0o022)
 
 
 def end_leftovers(home: Path) -> None:

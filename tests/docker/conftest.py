@@ -25,7 +25,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Who waits for an engine that one test at a time has is not hung."""
+    """Who waits for an engine that one test at a time has, or for an image to be built, is not hung."""
     for item in items:
-        if {"daemon", "podman"} & set(getattr(item, "fixturenames", ())):
+        if {"daemon", "podman", "image"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.timeout(func_only=True))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine_api import ask
+from engine_api import ask, said
 
 from escape import arms
 
@@ -52,10 +52,10 @@ class ControlArm:
         if not self._is_running(address):
             self._make(address)
         execution = ask(address, "POST", f"/containers/{self._identity}/exec", request)
-        ask(address, "POST", f"/exec/{execution['Id']}/start", {"Detach": False})
-        said = (self._directory / "said").read_text(encoding="utf-8", errors="replace")
-        outcome = arms.read_outcome(said, nonce)
-        assert outcome.ran, f"the control arm did not run: {said}"
+        engines_word = said(address, "POST", f"/exec/{execution['Id']}/start", {"Detach": False})
+        output = (self._directory / "said").read_text(encoding="utf-8", errors="replace")
+        outcome = arms.read_outcome(output, nonce)
+        assert outcome.ran, f"the control arm did not run: {output} {engines_word!r}"
         return outcome
 
     def _make(self, address: str) -> None:

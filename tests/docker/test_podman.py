@@ -64,7 +64,9 @@ def podman(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
                 )
             subprocess.run([*command, "image", "prune", "-f"], check=True, stdout=log, stderr=log, timeout=HANG_S)
         (home / "podman.sock").unlink(missing_ok=True)
-        service = subprocess.Popen([*command, "system", "service", "--time", "0", address], stdout=log, stderr=log)
+        service = subprocess.Popen(
+            [*command, "system", "service", "--time", "0", address], stdout=log, stderr=log, umask=0o022
+        )
         monkeypatch.setenv("DOCKER_HOST", address)
         try:
             assert wait_until((home / "podman.sock").exists), (home / "podman.log").read_text()

@@ -34,7 +34,8 @@ def image(docker_host: str) -> Iterator[str]:
         pytest.skip("the server is asked with nsenter, which is not installed")
     kept = None
     while kept is None or kept.returncode != 0:
-        made = said_by(ROOT / "scripts" / "services", "server", timeout=3 * HANG_S)  # it may have to build it
+        # It may have to build it, or wait for another that does.
+        made = said_by(ROOT / "scripts" / "services", "server", timeout=3600, umask=0o022)
         if made.returncode == 77:
             pytest.skip(made.stderr.strip().splitlines()[-1].removeprefix("error: "))
         assert made.returncode == 0, made.stderr
