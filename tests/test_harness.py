@@ -59,13 +59,13 @@ def test_a_module_that_is_skipped_whole_fails_the_run_too(tmp_path: Path, worker
 
 
 def test_a_listed_skip_that_ran_fails_the_run(tmp_path: Path) -> None:
-    listed = read({"no-docker"})[0].tests[0]
-    module = tmp_path / re.sub(r"[*?].*", "", listed) / "test_some.py"
+    module = tmp_path / "tests" / "server" / "test_page.py"
     module.parent.mkdir(parents=True)
-    module.write_text(MODULE.replace('pytest.skip("no reason that is listed")', "pass"))
-    done = run(tmp_path, "skips", FUMEHOOD_TEST_ENVIRONMENT="no-docker")
-    assert done.returncode == 1, done
-    assert "expected to be skipped, but ran: " in done.stdout
+    module.write_text("import pytest\n@pytest.fixture\ndef docker_host(): pass\ndef test_it(docker_host): pass\n")
+    for missing in ("chromium", "docker"):  # listed by its id, and by its fixture
+        done = run(tmp_path, "skips", FUMEHOOD_TEST_ENVIRONMENT=f"no-{missing}")
+        assert done.returncode == 1, done
+        assert "expected to be skipped, but ran: tests/server/test_page.py::test_it" in done.stdout
 
 
 def test_a_plain_run_is_not_held_to_the_list(tmp_path: Path) -> None:

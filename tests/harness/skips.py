@@ -1,8 +1,10 @@
 """Holds the skips of a run against tests/expected_skips.toml: one that is not listed fails the run, and so does a
 listed one that ran.
 
-Each entry names tests (patterns of their ids), the words of the environments in which they are skipped, and why.
-`scripts/test` says in FUMEHOOD_TEST_ENVIRONMENT which words hold here; a plain `pytest`, which has none, is not held.
+Each entry names tests (patterns of their ids, or a fixture that they use), the words of the environments in which they
+are skipped, and why. Where something decides that has no word, the kernel for one, `depends_on` names it, and such tests
+may run or be skipped. `scripts/test` says in FUMEHOOD_TEST_ENVIRONMENT which words hold here; a plain `pytest`, which
+has none, is not held to the list.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import os
 import tomllib
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +23,22 @@ SHOWN = 30
 
 class Entry(NamedTuple):
     tests: tuple[str, ...]
+    fixture: str | None
     where: tuple[str, ...]
     reason: str
+    depends_on: str | None
 
-    def covers(self, test: str) -> bool:
-        return any(fnmatchcase(test, pattern) for pattern in self.tests)
+    def covers(self, test: str, fixtures: frozenset[str]) -> bool:
+        return self.fixture in fixtures or any(fnmatchcase(test, pattern) for pattern in self.tests)
 
 
 def read(environment: set[str], path: Path = LIST) -> list[Entry]:
     """The entries that hold in this environment: those all of whose words are in it."""
     found = tomllib.loads(path.read_text("utf-8"))["skip"]
-    entries = [Entry(tuple(each["tests"]), tuple(each["where"]), each["reason"]) for each in found]
+    entries = [
+        Entry(tuple(e.get("tests", ())), e.get("fixture"), tuple(e["where"]), e["reason"], e.get("depends_on"))
+        for e in found
+    ]
     return [entry for entry in entries if environment.issuperset(entry.where)]
 
 
@@ -58,8 +64,10 @@ class Skips:
         self.entries = read(environment)
         self.skipped: dict[str, str] = {}
         self.ran: set[str] = set()
+        self.fixtures: dict[str, frozenset[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.fixtures[report.nodeid] = frozenset(dict(report.user_properties).get("fixtures", ()))
         if report.skipped and not hasattr(report, "wasxfail"):
             self.skipped[report.nodeid] = _reason(report)
         elif report.when == "call":
@@ -74,9 +82,17 @@ class Skips:
         self.skipped.update(getattr(node, "workeroutput", {}).get("skipped_modules", {}))
 
     def problems(self) -> list[str]:
-        covers = cache(lambda test: any(entry.covers(test) for entry in self.entries))
-        found = [f"not expected to be skipped: {test}: {why}" for test, why in self.skipped.items() if not covers(test)]
-        return found + [f"expected to be skipped, but ran: {test}" for test in sorted(self.ran) if covers(test)]
+        def is_listed(test: str, entries: list[Entry]) -> bool:
+            return any(entry.covers(test, self.fixtures.get(test, frozenset())) for entry in entries)
+
+        must = [entry for entry in self.entries if entry.depends_on is None]
+        found = [
+            f"not expected to be skipped: {test}: {why}"
+            for test, why in self.skipped.items()
+            if not is_listed(test, self.entries)
+        ]
+        ran = [test for test in sorted(self.ran) if is_listed(test, must)]
+        return found + [f"expected to be skipped, but ran: {test}" for test in ran]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -95,6 +111,10 @@ class Skips:
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.user_properties.append(("fixtures", getattr(item, "fixturenames", [])))
 
 
 def pytest_configure(config: pytest.Config) -> None:
