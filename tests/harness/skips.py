@@ -2,7 +2,7 @@
 listed one that ran.
 
 Each entry names tests (patterns of their ids, or a fixture that they use), the words of the environments in which they
-are skipped, and why. Where something decides that has no word, the kernel for one, `depends_on` names it, and such tests
+are skipped, and why. Where something without a word decides, such as the kernel, `depends_on` names it, and such tests
 may run or be skipped. `scripts/test` says in FUMEHOOD_TEST_ENVIRONMENT which words hold here; a plain `pytest`, which
 has none, is not held to the list.
 """
