@@ -26,14 +26,15 @@ def test_d(): pass
 
 def run(place: Path, *plugins: str, workers: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     """A run of pytest over the tests in a place, with these plugins of the harness."""
-    command = [sys.executable, "-m", "pytest", "-v", "-n", str(workers), "-p", "no:cacheprovider", "--rootdir", place]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir", place]
+    command += ["-p", "xdist", "-n", str(workers)] if workers else []
     for plugin in plugins:
         command += ["-p", f"harness.{plugin}"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FUMEHOOD_", "PYTEST_", "COV_"))}
     return subprocess.run(
         [*command, place],
         cwd=place,
-        env={**kept, "PYTHONPATH": str(TESTS), **environment},
+        env={**kept, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
         capture_output=True,
         encoding="utf-8",
         timeout=HANG_S,
