@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-pytest_plugins = ["harness.order", "harness.skips", "harness.evidence"]
+pytest_plugins = ["harness.order", "harness.skips", "harness.evidence", "harness.next_start"]
 
 if sys.version_info < (3, 12):  # where two threads that parse at once may both get a SystemError, pytest among them
     _parse, _one_at_a_time = ast.parse, threading.RLock()

@@ -1,0 +1,19 @@
+"""After the last test, the next start: it sweeps what processes that tests killed have left, as it does for a user.
+
+What is still there after it is a defect, and the fence finds it (`scripts/_fenced`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+START = "from fumehood import get_sandbox\nwith get_sandbox('local', store_code='never') as sandbox: sandbox.check()"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):  # with xdist: once, when its workers are gone
+        subprocess.run([sys.executable, "-c", START], check=False)
