@@ -140,9 +140,11 @@ TARGETS = [
     if str(each) not in ("confined-async", "process-direct", "docker-async", "remote-direct")
 ]
 TARGETS += WARM
-SESSION_TARGETS = tuple(
-    each for each in ALL_TARGETS if str(each) not in ("confined-direct", "process-async", "remote-async")
-)
+SESSION_TARGETS = [
+    pytest.param(each, marks=pytest.mark.soak if str(each) == "docker-async" else ())
+    for each in ALL_TARGETS
+    if str(each) not in ("confined-direct", "process-async", "remote-async")
+]
 
 
 @dataclass
