@@ -1,7 +1,7 @@
 """Holds the skips of a run against tests/expected_skips.toml: one that is not listed fails the run, and so does a
 listed one that ran.
 
-Each entry names tests (patterns of their ids, or a fixture that they use), the words of the environments in which they
+Each entry names tests (patterns of their ids, a fixture that they use), the words of the environments in which they
 are skipped, and why. Where something without a word decides, such as the kernel, `depends_on` names it, and such tests
 may run or be skipped. `scripts/test` says in FUMEHOOD_TEST_ENVIRONMENT which words hold here; a plain `pytest`, which
 has none, is not held to the list.
@@ -29,7 +29,8 @@ class Entry(NamedTuple):
     depends_on: str | None
 
     def covers(self, test: str, fixtures: frozenset[str]) -> bool:
-        return self.fixture in fixtures or any(fnmatchcase(test, pattern) for pattern in self.tests)
+        is_named = not self.tests or any(fnmatchcase(test, pattern) for pattern in self.tests)
+        return is_named and (self.fixture is None or self.fixture in fixtures)
 
 
 def read(environment: set[str], path: Path = LIST) -> list[Entry]:
