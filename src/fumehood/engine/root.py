@@ -6,6 +6,8 @@ import functools
 import marshal
 import os
 
+from ..descriptors import exhausted
+from ..errors import EngineFailed
 from ..guest.rlimits import most_open_files, no_core
 from ..types import Level, Limits, Receipt
 from . import plan, receipt
@@ -99,6 +101,7 @@ class Root:
                 self._let_show(cell, directory)
             group = self.zygote.make_cell(self._order_for(limits, directory, waits, shows), limits, cell)
         except BaseException:
+            cell.close()
             clear()
             raise
         cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
@@ -126,11 +129,15 @@ class Root:
         shown: str | None,
     ) -> None:
         """Like `make_cell`, with the files of a volume or of a directory, and in their group."""
-        if directory is not None:
-            open_cell = self._open_cell(limits, directory, () if shown is None else (shown,))
-            order = self._order(open_cell, limits, directory)
-        else:
-            order = self._order(self._sealed_cell(limits, in_volume=True), limits, volume=volume)
+        try:
+            if directory is not None:
+                open_cell = self._open_cell(limits, directory, () if shown is None else (shown,))
+                order = self._order(open_cell, limits, directory)
+            else:
+                order = self._order(self._sealed_cell(limits, in_volume=True), limits, volume=volume)
+        except BaseException:
+            cell.close()
+            raise
         self.zygote.make_cell(order, limits, cell, group, is_shared=True)
         cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
         cell.directory = directory
@@ -277,13 +284,15 @@ def _filter(level: Level, network: bool, *, counted: bool) -> bytes | None:
 def _tasks_of(uid: int) -> int:
     """Threads of that user now."""
     total = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    try:
+        for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 if os.stat(f"/proc/{name}").st_uid == uid:
                     total += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
                 pass  # gone meanwhile
+    except OSError as error:
+        raise EngineFailed(exhausted(error) or f"cannot count this user's processes: {error.strerror}") from error
     return total
 
 
