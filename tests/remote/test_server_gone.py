@@ -93,7 +93,7 @@ def _kill_in_mid_run(running: Running, call: Callable[[], object]) -> None:
 def test_what_is_said_has_a_next_step(start: Callable[..., Running], client: Client, network: bool) -> None:
     running = start(env={"SANDBOX_NETWORK": "true"})
     with pytest.raises(errors.SandboxLost) as caught:
-        one_shot(client(running.url, network=network), running)
+        one_shot_stream(client(running.url, network=network), running)  # its program has said something
     assert f"the server at {running.url} went away while the program ran" in str(caught.value)
     assert "fumehood serve" in str(caught.value)
 
