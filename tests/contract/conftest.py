@@ -134,12 +134,12 @@ ALL_TARGETS = tuple(
     for level in ("sealed", "confined", "process", "fake", "docker", "remote")
     for driver in ("direct", "async")
 )
-TARGETS = [
+TARGETS: list[Any] = [
     each
     for each in ALL_TARGETS
     if str(each) not in ("confined-async", "process-direct", "docker-async", "remote-direct")
 ]
-TARGETS += WARM
+TARGETS += [pytest.param(each, marks=pytest.mark.soak if each.level == "docker" else ()) for each in WARM]
 SESSION_TARGETS = [
     pytest.param(each, marks=pytest.mark.soak if str(each) == "docker-async" else ())
     for each in ALL_TARGETS
