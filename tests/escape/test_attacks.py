@@ -803,8 +803,13 @@ def floods_pending_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     claim = struct.pack("iiii", 40, 0, -1, 0).ljust(128, b"\0")
     sent = 0
-    while sent < 300_000 and syscall(129, 138, os.getpid(), 40, claim) == 0:
-        sent += 1
+    while sent < 300_000:
+        if syscall(129, 138, os.getpid(), 40, claim) == 0:
+            sent += 1
+        elif sent:
+            break
+        else:
+            time.sleep(0.01)  # a flood of the same user's elsewhere is on
     print("sent", sent, flush=True)
     time.sleep(3600)
 
@@ -849,13 +854,20 @@ def floods_pipes() -> None:
     import fcntl
 
     made = 0
-    try:
-        while made < 2000:
-            _, end = os.pipe()
-            fcntl.fcntl(end, 1031, 1 << 20)  # F_SETPIPE_SZ
+    while made < 2000:
+        try:
+            ends = os.pipe()
+        except OSError:
+            break
+        try:
+            fcntl.fcntl(ends[1], 1031, 1 << 20)  # F_SETPIPE_SZ
             made += 1
-    except OSError:
-        pass
+        except OSError:
+            if made:
+                break
+            os.close(ends[0])
+            os.close(ends[1])
+            time.sleep(0.01)  # a flood of the same user's elsewhere is on
     print("sent", made, flush=True)
     time.sleep(3600)
 
