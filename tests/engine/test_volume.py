@@ -463,7 +463,7 @@ def test_closing_leaves_no_descriptor_group_process_or_directory(engine, opened)
     for _ in range(5):
         volume = engine.open_volume(LIMITS, network=False)
         run(volume, f"import subprocess; p = subprocess.Popen(['sleep', '{marker}'])")
-        assert marker in commands()
+        assert wait_until(lambda: marker in commands())
         volume.write("/workspace/a", b"a")
         volume.close()
         volume.close()
