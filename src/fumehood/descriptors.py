@@ -7,6 +7,10 @@ import errno
 _CAUSES = {
     errno.EMFILE: ("this process has no descriptors left", "ulimit -n 8192"),
     errno.ENFILE: ("this machine has no descriptors left", "sysctl fs.file-max"),
+    errno.ETOOMANYREFS: (
+        "this user has too many descriptors on their way through sockets",
+        "ulimit -n 8192",
+    ),
 }
 
 

@@ -31,8 +31,7 @@ PROGRAM = Path(__file__).with_name("out_of_descriptors.py")
         ("session", "sealed"),
         ("session", "process"),
         ("dataset", "sealed"),
-        # Once in four runs its zygote, which inherits the low limit, went away three times in a row: to be explained.
-        pytest.param("engine", "sealed", marks=pytest.mark.soak),
+        ("engine", "sealed"),
     ],
 )
 def test_a_call_that_failed_for_want_of_descriptors_keeps_none_and_the_next_one_works(
