@@ -314,6 +314,20 @@ def test_the_portal_passes_results_and_errors():
         portal.run(fail())
 
 
+def test_the_portal_waits_for_as_long_as_it_takes(monkeypatch):
+    monkeypatch.setattr(sync, "_LOOK_S", 0.001)
+
+    async def slow(error: Exception | None) -> int:
+        await asyncio.sleep(0.05)
+        if error:
+            raise error
+        return 5
+
+    assert portal.run(slow(None)) == 5
+    with pytest.raises(TimeoutError, match="of its own"):
+        portal.run(slow(TimeoutError("of its own")))
+
+
 def test_an_interrupted_wait_lets_the_coroutine_clean_up(monkeypatch):
     monkeypatch.setattr(sync, "_CLEAN_UP_S", HANG_S)
     began, cleaned = threading.Event(), []

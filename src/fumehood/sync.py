@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from .descriptors import exhausted
@@ -15,6 +16,7 @@ from .errors import EngineFailed
 T = TypeVar("T")
 
 _CLEAN_UP_S = 5.0
+_LOOK_S = 1.0
 
 
 class Portal:
@@ -43,7 +45,7 @@ class Portal:
         future: Future[T] | None = None
         try:  # before it starts: an interrupt may come at once
             future = asyncio.run_coroutine_threadsafe(_watched(coroutine, done), loop)
-            return future.result()
+            return _wait(future)
         except BaseException:
             if future is not None and not done.is_set():
                 future.cancel()
@@ -65,6 +67,15 @@ class Portal:
                     return None
                 self._loop, self._thread = loop, thread
             return self._loop
+
+
+def _wait(future: Future[T]) -> T:
+    """A signal that comes just as a wait begins is handled when it ends, so no wait is long."""
+    while True:
+        with suppress(TimeoutError):
+            return future.result(_LOOK_S)
+        if future.done():
+            return future.result()
 
 
 async def _watched(coroutine: Coroutine[Any, Any, T], done: threading.Event) -> T:
