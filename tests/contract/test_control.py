@@ -49,12 +49,14 @@ def test_an_execution_that_was_cancelled_before_it_started_ends_at_once(box):
     assert (result.meta["reason"], result.exit_code) == ("cancelled", 137)
 
 
-def test_eight_threads_at_once_each_get_their_own_result(box):
+@pytest.mark.parametrize("count", [16, pytest.param(240, marks=pytest.mark.soak)])
+def test_eight_threads_at_once_each_get_their_own_result(box, count):
     box.run("")
+    programs = [f"import time; time.sleep(0.1); print({n}); exit({n})" for n in range(count)]
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(box.run, (f"import time; time.sleep(0.1); print({n}); exit({n})" for n in range(16))))
+        results = list(pool.map(box.run, programs))
     assert [(result.stdout, result.stderr, result.exit_code) for result in results] == [
-        (f"{n}\n", "", n) for n in range(16)
+        (f"{n}\n", "", n) for n in range(count)
     ]
 
 
