@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx2
 import pytest
-from processes import LASTING
+from processes import LASTING, beneath
 
 from fumehood import errors
 from fumehood.server.problems import KINDS, from_error
@@ -130,6 +133,23 @@ def test_an_error_in_mid_stream_is_logged_and_counted_too(start: Start) -> None:
     assert running.process.wait(HANG_S) == 0
     asked = [line for line in running.lines() if line.get("path") == "/execute"]
     assert [(line["status"], line["code"], line["level"]) for line in asked] == [(200, "sandbox_lost", "warning")]
+
+
+def test_why_a_sandbox_was_lost_is_in_the_log_and_not_in_the_answer(start: Start) -> None:
+    running = start()
+    with running.client() as client:
+        session = client.post("/sessions", json={}).json()["session_id"]
+        for each in beneath(running.process.pid):
+            if each.pid != running.process.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(each.pid, signal.SIGKILL)
+        found = client.post(f"/sessions/{session}/run", json={"code": "1"})
+    assert (found.status_code, found.json()["code"]) == (503, "sandbox_lost")
+    assert wait_until(lambda: found.headers["x-request-id"] in running.log())
+    line = next(line for line in running.lines() if line.get("request_id") == found.headers["x-request-id"])
+    assert (line["error"], line["level"]) == ("SandboxLost", "warning")
+    assert line["message"]
+    assert line["message"] not in found.text
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import BackendUnavailable, ConfigurationError, ExtraMissing, UnknownBackend
+from ..errors import BackendError, ConfigurationError
 from . import bodies, ids, log
 from .exchange import Cut, Exchange
 from .origins import check_origin, host_allowed
@@ -20,7 +20,7 @@ from .tokens import Token
 PROTOCOL = "1"
 PUBLIC = ("/", "/healthz", "/readyz")
 PUBLIC_BELOW = "/assets/"
-_SAID = (UnknownBackend, ExtraMissing, BackendUnavailable, ConfigurationError)  # whose messages quote no program
+_SAID = (BackendError, ConfigurationError)  # whose messages quote no program
 _ONCE = ("host", "authorization", "origin", "content-type", "content-length", "x-fumehood-protocol")
 
 
