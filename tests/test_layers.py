@@ -66,7 +66,7 @@ def _modules() -> dict[str, ast.Module]:
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text(), str(path))
+        found[name] = ast.parse(path.read_text("utf-8"), str(path))
     return found
 
 

@@ -25,6 +25,6 @@ def test_the_curl_command_answers(server: Running, page: str) -> None:
     typed = command[1].replace("http://127.0.0.1:8080", server.url)
     assert server.url in typed
     env = {**os.environ, "TOKEN": TOKENS["alice"], "no_proxy": "127.0.0.1"}
-    said = subprocess.run(["bash", "-c", typed], env=env, capture_output=True, timeout=HANG_S, check=True)
+    said = subprocess.run(["bash", "-c", typed.encode()], env=env, capture_output=True, timeout=HANG_S, check=True)
     answer = json.loads(said.stdout)
     assert (answer["stdout"], answer["exit_code"]) == ("42\n", 0)
