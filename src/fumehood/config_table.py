@@ -102,7 +102,7 @@ class Settings(NamedTuple):
             memory_bytes=self.memory_mb * _MIB,
             cpu_s=self.cpu_sec,
             processes=self.processes,
-            open_files=self.open_files,
+            open_files=max(self.open_files, LEAST_OPEN_FILES),
             file_bytes=self.file_mb * _MIB,
             disk_bytes=self.disk_mb * _MIB,
             inodes=self.inodes,
@@ -115,6 +115,7 @@ class Settings(NamedTuple):
         return limits._replace(memory_bytes=memory_bytes, disk_bytes=min(limits.disk_bytes, memory_bytes // 2))
 
 
+LEAST_OPEN_FILES = 16
 UNSHOWN = ("remote_url", "remote_token")  # not even where they are wrong: there may be a token in them
 EMPTY_MEANS_NONE = ("allowed_commands", "allowed_packages")
 DEFAULTS: dict[str, Any] = Settings._field_defaults
@@ -153,7 +154,7 @@ FIELDS: tuple[Field, ...] = (
     Field("memory_mb", v.integer(1), v.LOWER, "MiB of memory for the whole process tree."),
     Field("cpu_sec", v.optional(v.number(10**7)), v.LOWER_THAN_TIMEOUT, "Seconds of CPU; none = timeout times cores."),
     Field("processes", v.integer(1), v.LOWER, "Processes and threads at one time."),
-    Field("open_files", v.integer(1), v.LOWER, "Open files per process."),
+    Field("open_files", v.integer(1), v.LOWER, f"Open files per process, {LEAST_OPEN_FILES} at the least."),
     Field("file_mb", v.integer(1), v.LOWER, "MiB of the largest file the program may write."),
     Field("disk_mb", v.integer(1), v.LOWER, "MiB of private disk space."),
     Field("inodes", v.integer(1), v.LOWER, "Files and directories on the private disk."),

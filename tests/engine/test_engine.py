@@ -20,7 +20,7 @@ import pytest
 from process_view import open_descriptors, opened_since
 
 import fumehood
-from fumehood.engine import engine, launch, zygotes
+from fumehood.engine import engine, launch, plan, zygotes
 from fumehood.engine.cell import Cell
 from fumehood.engine.engine import Engine
 from fumehood.engine.zygotes import Zygote
@@ -397,7 +397,7 @@ def test_a_mount_without_a_source_does_not_cost_the_groups(host: Host) -> None:
     assert odd["isolation"]["memory"]["mechanism"] == plain["isolation"]["memory"]["mechanism"]
 
 
-# ---- zygotes that die
+# ---- an engine of one's own
 
 
 class Own(Engine):
@@ -451,6 +451,30 @@ def finish(cell: Any) -> tuple[str, Exited]:
     finally:
         cell.close()
 
+
+# ---- limits do not choose the level
+
+LOWEST = Limits(1 << 20, cpu_s=1, processes=1, open_files=16, file_bytes=1 << 20, disk_bytes=1 << 20, inodes=1)
+
+
+@pytest.mark.usefixtures("own_engine")
+@pytest.mark.parametrize("field", [*Limits._fields, None])
+def test_the_lowest_limits_get_the_strongest_level(field: str | None) -> None:
+    limits = LOWEST if field is None else Limits()._replace(**{field: getattr(LOWEST, field)})
+    with Own() as made:
+        assert made.check(limits, network=False).level == "sealed"
+
+
+@pytest.mark.usefixtures("own_engine")
+def test_limits_that_leave_no_room_for_a_sandbox_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "OWN_INODES", 0)
+    with Own() as made:
+        with pytest.raises(EngineFailed, match="private_tree failed with ENOSPC with the limits that were asked for"):
+            made.check(LOWEST, network=False)
+        assert made.check(LIMITS, network=False).level == "sealed"
+
+
+# ---- zygotes that die
 
 LEVELS = pytest.mark.parametrize("own_engine", ["sealed", "confined", "process"], indirect=True)
 

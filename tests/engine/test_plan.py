@@ -13,7 +13,7 @@ from fumehood.engine import plan
 from fumehood.engine.flags import NEWCGROUP, NEWIPC, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
 from fumehood.engine.jail import _ATTRIBUTES, Jail
 from fumehood.engine.layout import Layout
-from fumehood.engine.plan import Caller, CellPlan, ZygotePlan
+from fumehood.engine.plan import OWN_INODES, Caller, CellPlan, ZygotePlan
 from fumehood.guest.rlimits import NUMBERS
 from fumehood.types import LEVELS, Limits
 
@@ -343,7 +343,7 @@ def test_where_proc_cannot_be_mounted_there_is_none_rather_than_the_hosts() -> N
 
 def test_one_sized_file_system_holds_all_that_is_writable() -> None:
     _, size, inodes, binds = step(sealed().cell_steps, "private_tree")
-    assert (size, inodes) == (LIMITS.disk_bytes, LIMITS.inodes)
+    assert (size, inodes) == (LIMITS.disk_bytes, LIMITS.inodes + OWN_INODES)
     assert {target for _, target in binds if target} == {"/workspace", "/tmp", "/home/sandbox", "/dev/shm"}
     assert sealed().disk == "/mnt"
     assert sealed().workspace == "/workspace"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _READY_S = 60.0  # only a hang takes so long, on a busy machine too
 _ATTEMPTS = 3
 _KEEPS_GOING = "the engine's zygote keeps going away; see `fumehood doctor`, and try again"
+_NOTHING = Command(("python", "main.py"), b"")
+_USUAL = Limits()
 _DISPENSABLE = {"proc": "proc", "root_proc": "proc", "bound_kernel_objects": "bounds", "become": "become"}
 
 
@@ -109,7 +111,7 @@ class Engine:
 
     def check(self, limits: Limits, *, network: bool) -> Receipt:
         """Make a sandbox for real and say what it enforces."""
-        cell = self.start(Command(("python", "main.py"), b""), limits, network=network)
+        cell = self.start(_NOTHING, limits, network=network)
         try:
             while not isinstance(event := cell.read(_READY_S), Exited):
                 if event is None:
@@ -154,8 +156,20 @@ class Engine:
             found = self._try(level, first, command, limits, network)
             if not isinstance(found, Failure):
                 return found
+            if limits != _USUAL and self._works(level, first, network):
+                raise EngineFailed(f"{_what_failed(found)} with the limits that were asked for; raise the lowest ones")
             first = first or found
         raise self._refusal(first)
+
+    def _works(self, level: Level, failure: Failure | None, network: bool) -> bool:
+        """Whether this host has the level, with limits that are no hindrance: limits never choose a weaker one."""
+        found = self._try(level, failure, _NOTHING, _USUAL, network)
+        if isinstance(found, Failure):
+            return False
+        root, cell = found
+        cell.close()
+        root.close()
+        return True
 
     def _try(
         self, level: Level, failure: Failure | None, command: Command, limits: Limits, network: bool
@@ -203,11 +217,11 @@ class Engine:
 
 
 def _not_made(error: SetupFailed) -> EngineFailed:
-    failure = error.failure
-    return EngineFailed(
-        f"a sandbox could not be made: {failure.step} failed with {errno_name(failure.errno)}; "
-        f"{fix_for(failure.step, failure.errno)}"
-    )
+    return EngineFailed(f"{_what_failed(error.failure)}; {fix_for(error.failure.step, error.failure.errno)}")
+
+
+def _what_failed(failure: Failure) -> str:
+    return f"a sandbox could not be made: {failure.step} failed with {errno_name(failure.errno)}"
 
 
 def _prove(

@@ -17,6 +17,9 @@ STAGING = "/tmp"
 WORKSPACE, TMP, HOME, SHM = "/workspace", "/tmp", "/home/sandbox", "/dev/shm"
 _PRIVATE = (("data", WORKSPACE), ("tmp", TMP), ("home", HOME), ("shm", SHM), ("program", ""))  # beneath /mnt
 _PROGRAM = "/mnt/program"
+OWN_INODES = (
+    16  # of the private disk: the directories above, the program, what shows files. The limit is the program's.
+)
 _PRELOAD_BYTES, _PRELOAD_INODES = 64 * 1024 * 1024, 4096
 _COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc", "/var/tmp")
 _PARKED = "/run/trees"
@@ -195,7 +198,7 @@ def plan_sealed_cell(
 
 
 def _private_parts(zygote: ZygotePlan, limits: Limits) -> tuple[Step, ...]:
-    own: Step = ("private_tree", limits.disk_bytes, limits.inodes, _PRIVATE)
+    own: Step = ("private_tree", limits.disk_bytes, limits.inodes + OWN_INODES, _PRIVATE)
     return (own, ("uncover", zygote.uncovered)) if zygote.uncovered else (own,)
 
 
