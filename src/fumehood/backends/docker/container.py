@@ -21,6 +21,7 @@ KILLED = 128 + signal.SIGKILL
 _MAKE_S = 30.0
 _FATE_S, _ASK_AGAIN_S = 10.0, 0.05  # the streams of a container end before its engine knows that it has
 _TRIES, _TRY_S = 10, 0.05  # to remove what may be in the making
+_GOING_S = 10.0  # for what is on its way out
 _REBUILD = "build it again with `fumehood image build`"
 LOST: dict[str | None, str] = {
     "killed": "the container was killed or removed from outside while the program ran (docker kill, docker rm -f,"
@@ -87,14 +88,17 @@ class Container:
         self.is_removed = True
         if self._creating is not None:
             await asyncio.wait([self._creating])
-        for _ in range(_TRIES if self._creating is not None and self._creating.cancelled() else 1):
+        may_come = self._creating is not None and self._creating.cancelled()
+        for tried in range(int(_GOING_S / _TRY_S)):
             try:
                 await self.client.ask("DELETE", f"/containers/{self.name}", force="1", v="1")
                 break
             except Refused as refused:
-                if refused.status not in (404, 409):
+                if refused.status == 404 and (not may_come or tried >= _TRIES):
+                    break
+                if refused.status not in (404, 409):  # 409: it is going, by a request of somebody who did not wait
                     return False
-                await asyncio.sleep(_TRY_S)  # gone already, or going; or not there yet
+                await asyncio.sleep(_TRY_S)
             except BackendError:
                 return False
         return True
