@@ -127,7 +127,10 @@ CALLS: dict[str, Callable[[Any], object]] = {
 def test_a_session_ends_with_its_server_and_keeps_to_its_backend(start: Callable[..., Running], client: Client) -> None:
     running = start()
     with ExitStack() as opened:
-        sessions = {name: opened.enter_context(open_session(**client(running.url, fallback="local"))) for name in CALLS}
+        sessions = {
+            name: opened.enter_context(open_session(**client(running.url, fallback="local", start_retries=0)))
+            for name in CALLS
+        }
         for session in sessions.values():
             session.write("/workspace/a", b"1")
         running.process.kill()
