@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import os
 import sys
 import threading
@@ -19,6 +20,12 @@ if sys.version_info < (3, 12):  # where two threads that parse at once may both 
             return _parse(*args, **named)
 
     ast.parse = _parse_alone
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves are never garbage: a collection that one of them asks for need not look at them all."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
