@@ -102,11 +102,12 @@ def test_the_documentation_says_what_the_file_in_the_working_directory_may_do():
 
 
 def test_limits_are_in_bytes():
-    settings = Settings(memory_mb=2, file_mb=3, disk_mb=4, cpu_sec=5, processes=6, open_files=17, inodes=8)
+    settings = Settings(memory_mb=20, file_mb=3, disk_mb=4, cpu_sec=5, processes=6, open_files=17, inodes=8)
     mib = 1024 * 1024
-    assert settings.limits() == Limits(2 * mib, 5, 6, 17, 3 * mib, 4 * mib, 8)
+    assert settings.limits() == Limits(20 * mib, 5, 6, 17, 3 * mib, 4 * mib, 8)
     assert Settings().limits() == Limits()
-    assert Settings(open_files=1).limits().open_files == 16  # with fewer nothing starts
+    least = Settings(memory_mb=1, open_files=1).limits()
+    assert (least.memory_bytes, least.open_files) == (8 * mib, 16)  # with less nothing starts
 
 
 # --- the order of sources ---

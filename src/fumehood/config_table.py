@@ -99,7 +99,7 @@ class Settings(NamedTuple):
     def limits(self) -> Limits:
         """What one execution may use."""
         limits = Limits(
-            memory_bytes=self.memory_mb * _MIB,
+            memory_bytes=max(self.memory_mb, LEAST_MEMORY_MB) * _MIB,
             cpu_s=self.cpu_sec,
             processes=self.processes,
             open_files=max(self.open_files, LEAST_OPEN_FILES),
@@ -115,7 +115,7 @@ class Settings(NamedTuple):
         return limits._replace(memory_bytes=memory_bytes, disk_bytes=min(limits.disk_bytes, memory_bytes // 2))
 
 
-LEAST_OPEN_FILES = 16
+LEAST_MEMORY_MB, LEAST_OPEN_FILES = 8, 16  # with less no sandbox can be made
 UNSHOWN = ("remote_url", "remote_token")  # not even where they are wrong: there may be a token in them
 EMPTY_MEANS_NONE = ("allowed_commands", "allowed_packages")
 DEFAULTS: dict[str, Any] = Settings._field_defaults
@@ -151,7 +151,7 @@ FIELDS: tuple[Field, ...] = (
     Field("max_timeout_sec", v.number(_WEEK_S), v.LOWER, "Most seconds a call may ask for; more is cut to this."),
     Field("max_output_kb", v.integer(1), v.LOWER, "KiB kept of each output stream; the rest is read and dropped."),
     Field("output_kill_mb", v.integer(1), v.LOWER, "MiB of output after which the program is killed."),
-    Field("memory_mb", v.integer(1), v.LOWER, "MiB of memory for the whole process tree."),
+    Field("memory_mb", v.integer(1), v.LOWER, f"MiB of memory for the process tree, {LEAST_MEMORY_MB} at the least."),
     Field("cpu_sec", v.optional(v.number(10**7)), v.LOWER_THAN_TIMEOUT, "Seconds of CPU; none = timeout times cores."),
     Field("processes", v.integer(1), v.LOWER, "Processes and threads at one time."),
     Field("open_files", v.integer(1), v.LOWER, f"Open files per process, {LEAST_OPEN_FILES} at the least."),

@@ -454,7 +454,7 @@ def finish(cell: Any) -> tuple[str, Exited]:
 
 # ---- limits do not choose the level
 
-LOWEST = Limits(1 << 20, cpu_s=1, processes=1, open_files=16, file_bytes=1 << 20, disk_bytes=1 << 20, inodes=1)
+LOWEST = Limits(8 << 20, cpu_s=1, processes=1, open_files=16, file_bytes=1 << 20, disk_bytes=1 << 20, inodes=1)
 
 
 @pytest.mark.usefixtures("own_engine")
