@@ -8,8 +8,10 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import httpx2
 import pytest
@@ -138,6 +140,18 @@ def test_an_idle_websocket_does_not_hold_it_up(start: Start) -> None:
             with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))):
                 running.process.send_signal(signal.SIGTERM)
                 assert running.process.wait(HANG_S) == 0
+
+
+def test_connections_that_come_as_it_stops_do_not_hold_it_up(start: Start) -> None:
+    running = start(*NO_END)
+    address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+    with ExitStack() as held:
+        running.process.send_signal(signal.SIGTERM)
+        with suppress(ConnectionError):
+            for _ in range(300):  # or until nobody listens
+                held.enter_context(socket.create_connection(address))
+                time.sleep(0.001)
+        assert running.process.wait(HANG_S) == 0
 
 
 def test_readiness_is_of_the_backend(start: Start) -> None:

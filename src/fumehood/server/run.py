@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 
@@ -140,9 +141,19 @@ class Stoppable(uvicorn.Server):
         over = loop.call_later(server.options.grace_s, server.ending.set)
         while server.gate.running and not server.ending.is_set:  # those who come meanwhile are told (503)
             await asyncio.sleep(_LOOK_S)
+        late = loop.create_task(self._end_late(set(self.server_state.connections)))
         await super().shutdown(sockets)
+        late.cancel()
         over.cancel()
         log.write("stopped")
+
+    async def _end_late(self, known: set[Any]) -> None:
+        """uvicorn looks once: a connection accepted just before that is made just after, and nobody would end it."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for connection in self.server_state.connections - known:
+                known.add(connection)
+                connection.shutdown()
 
 
 def log_as_lines() -> None:
