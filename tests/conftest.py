@@ -5,7 +5,10 @@ import functools
 import gc
 import os
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,14 @@ def pytest_collection_finish() -> None:
     """The tests themselves are never garbage: a collection that one of them asks for need not look at them all."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that every user may enter, which `tmp_path` is not: programs that root starts may be another."""
+    with tempfile.TemporaryDirectory(prefix="open-") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
 
 
 @pytest.fixture(autouse=True)

@@ -112,9 +112,9 @@ def _check(found: object, wanted: object, line: int) -> None:
 @pytest.mark.parametrize("block", _of("python"), ids=str)
 @pytest.mark.usefixtures("sealed")
 def test_python_examples_run_and_give_what_their_comments_say(
-    block: Block, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    block: Block, open_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("examples")))  # they do not tidy up
+    monkeypatch.setattr(tempfile, "tempdir", str(open_path))  # they do not tidy up
     missing = [name for name in LIBRARIES if f"import {name}" in block.text and find_spec(name) is None]
     if missing:
         pytest.skip(f"its program imports what is not installed here: {', '.join(missing)}")

@@ -668,9 +668,10 @@ rows[-1]
 
 
 @pytest.mark.parametrize("level", ["sealed", "process"])
-def test_requirements_of_a_call_run_it_apart(tmp_path, wheelhouse, level):
+def test_requirements_of_a_call_run_it_apart(tmp_path, open_path, wheelhouse, level):
     (tmp_path / "d.csv").write_text("a\n41\n", "utf-8")
     settings = {"isolation": level, "store_code": "always", "artifacts_dir": str(tmp_path / "artifacts"), **wheelhouse}
+    settings["packages_dir"] = str(open_path / "packages")
     output = tmp_path / "output"
     with Toolbox({"d": tmp_path / "d.csv"}, "apart", type="local", output_dir=str(output), **settings) as box:
         assert box.call("run_python_code", {"code": "x = 1; import os"})["exit_code"] == 0

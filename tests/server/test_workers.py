@@ -301,18 +301,18 @@ def test_what_a_killed_server_left_goes_although_nobody_has_asked_about_its_end(
         killed.wait()
 
 
-def test_a_restart_removes_the_files_of_a_server_that_was_killed(start: Start, tmp_path: Path) -> None:
-    weak, env = ("--isolation", "process"), {"TMPDIR": str(tmp_path)}  # there programs have directories on the host
+def test_a_restart_removes_the_files_of_a_server_that_was_killed(start: Start, open_path: Path) -> None:
+    weak, env = ("--isolation", "process"), {"TMPDIR": str(open_path)}  # there programs have directories on the host
     running = start(*weak, env=env)
     with running.client() as client:
         assert client.post("/sessions", json={}).status_code == 201
     family = beneath(running.process.pid)
     pids = {each.pid for each in family}
-    assert wait_until(lambda: _left(tmp_path, pids))
+    assert wait_until(lambda: _left(open_path, pids))
     running.process.kill()
     running.process.wait(HANG_S)
     assert all_gone(family)
-    assert _left(tmp_path, pids)
+    assert _left(open_path, pids)
     with start(*weak, env=env).client() as client:
         assert client.post("/execute", json={"code": "print(1)"}).json()["stdout"] == "1\n"
-    assert not _left(tmp_path, pids)
+    assert not _left(open_path, pids)
