@@ -17,9 +17,7 @@ STAGING = "/tmp"
 WORKSPACE, TMP, HOME, SHM = "/workspace", "/tmp", "/home/sandbox", "/dev/shm"
 _PRIVATE = (("data", WORKSPACE), ("tmp", TMP), ("home", HOME), ("shm", SHM), ("program", ""))  # beneath /mnt
 _PROGRAM = "/mnt/program"
-OWN_INODES = (
-    16  # of the private disk: the directories above, the program, what shows files. The limit is the program's.
-)
+OWN_INODES = 16  # what a sandbox itself puts on the private disk; the limit is what a program may add
 _PRELOAD_BYTES, _PRELOAD_INODES = 64 * 1024 * 1024, 4096
 _COVERED = (WORKSPACE, TMP, HOME, SHM, "/mnt", "/proc", "/var/tmp")
 _PARKED = "/run/trees"
