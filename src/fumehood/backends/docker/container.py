@@ -101,6 +101,8 @@ class Container:
                 await asyncio.sleep(_TRY_S)
             except BackendError:
                 return False
+        else:
+            return False  # it has been going for too long
         return True
 
     def close(self) -> None:
