@@ -457,12 +457,14 @@ def finish(cell: Any) -> tuple[str, Exited]:
 LOWEST = Limits(8 << 20, cpu_s=1, processes=1, open_files=16, file_bytes=1 << 20, disk_bytes=1 << 20, inodes=1)
 
 
-@pytest.mark.usefixtures("own_engine")
 @pytest.mark.parametrize("field", [*Limits._fields, None])
-def test_the_lowest_limits_get_the_strongest_level(field: str | None) -> None:
+def test_the_lowest_limits_get_the_strongest_level(own_engine: Own, field: str | None) -> None:
     limits = LOWEST if field is None else Limits()._replace(**{field: getattr(LOWEST, field)})
     with Own() as made:
-        assert made.check(limits, network=False).level == "sealed"
+        found = made.check(limits, network=False)
+    usual = own_engine.check(Limits(), network=False)
+    assert found.level == usual.level == "sealed"
+    assert [found.axes[axis].level for axis in AXES] == [usual.axes[axis].level for axis in AXES]
 
 
 @pytest.mark.usefixtures("own_engine")
