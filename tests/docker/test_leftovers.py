@@ -17,7 +17,9 @@ from engine_api import PATIENT, ask, containers_of, created
 
 from docker_engine import Daemon
 from fumehood import get_sandbox, open_session
-from fumehood.backends.docker import pool, sweep
+from fumehood.backends.docker import container, pool, sweep
+from fumehood.backends.docker.client import Refused
+from fumehood.backends.docker.container import Container
 from support import HANG_S, wait_until
 
 ONE_WAITS = """
@@ -242,6 +244,63 @@ def test_a_child_does_not_keep_the_containers_of_a_killed_parent(docker: str) ->
             assert wait_until(lambda: [each["State"] for each in containers_of(docker, host.pid)] != ["running"])
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+# ---- removing one
+
+
+class Answers:
+    """An engine that gives these answers to DELETE, the last one again and again."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.asked = 0
+
+    async def ask(self, verb: str, path: str, **_: str) -> None:
+        assert (verb, path.rpartition("/")[0]) == ("DELETE", "/containers")
+        self.asked += 1
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if status != 204:
+            raise Refused(status, "as scripted")
+
+
+def removed(engine: Answers, *, creation_was_cancelled: bool = False) -> bool:
+    async def remove() -> bool:
+        made = Container(engine)  # type: ignore[arg-type]
+        made._creating = asyncio.get_running_loop().create_future()
+        if creation_was_cancelled:
+            made._creating.cancel()
+        else:
+            made._creating.set_result(None)
+        return await made.remove()
+
+    return asyncio.run(remove())
+
+
+@pytest.mark.parametrize(
+    ("statuses", "is_removed", "asked"),
+    [((204,), True, 1), ((404,), True, 1), ((409, 409, 404), True, 3), ((500,), False, 1)],
+)
+def test_a_container_that_is_being_removed_is_waited_for(statuses: Any, is_removed: bool, asked: int) -> None:
+    engine = Answers(*statuses)
+    assert removed(engine) is is_removed
+    assert engine.asked == asked
+
+
+def test_a_container_that_is_never_gone_is_not_called_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_GOING_S", 0.2)
+    engine = Answers(409)
+    assert not removed(engine)
+    assert engine.asked > 1
+
+
+def test_a_container_whose_making_was_given_up_is_removed_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_COMING_S", HANG_S)
+    engine = Answers(404, 404, 204)
+    assert removed(engine, creation_was_cancelled=True)
+    assert engine.asked == 3
+    monkeypatch.setattr(container, "_COMING_S", 0.2)
+    assert removed(Answers(404), creation_was_cancelled=True)
 
 
 # ---- who may be swept

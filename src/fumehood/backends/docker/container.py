@@ -20,8 +20,7 @@ from .link import Link
 KILLED = 128 + signal.SIGKILL
 _MAKE_S = 30.0
 _FATE_S, _ASK_AGAIN_S = 10.0, 0.05  # the streams of a container end before its engine knows that it has
-_TRIES, _TRY_S = 10, 0.05  # to remove what may be in the making
-_GOING_S = 10.0  # for what is on its way out
+_COMING_S, _GOING_S, _TRY_S = 0.5, 10.0, 0.05  # a container that may still be made, one that is being removed
 _REBUILD = "build it again with `fumehood image build`"
 LOST: dict[str | None, str] = {
     "killed": "the container was killed or removed from outside while the program ran (docker kill, docker rm -f,"
@@ -89,21 +88,20 @@ class Container:
         if self._creating is not None:
             await asyncio.wait([self._creating])
         may_come = self._creating is not None and self._creating.cancelled()
-        for tried in range(int(_GOING_S / _TRY_S)):
+        began = time.monotonic()
+        while True:
             try:
                 await self.client.ask("DELETE", f"/containers/{self.name}", force="1", v="1")
-                break
+                return True
             except Refused as refused:
-                if refused.status == 404 and (not may_come or tried >= _TRIES):
-                    break
-                if refused.status not in (404, 409):  # 409: it is going, by a request of somebody who did not wait
+                waited_s = time.monotonic() - began
+                if refused.status == 404 and not (may_come and waited_s < _COMING_S):
+                    return True
+                if refused.status not in (404, 409) or waited_s >= _GOING_S:  # 409: another request is removing it
                     return False
-                await asyncio.sleep(_TRY_S)
             except BackendError:
                 return False
-        else:
-            return False  # it has been going for too long
-        return True
+            await asyncio.sleep(_TRY_S)
 
     def close(self) -> None:
         if hasattr(self, "link"):
