@@ -115,7 +115,7 @@ class Settings(NamedTuple):
         return limits._replace(memory_bytes=memory_bytes, disk_bytes=min(limits.disk_bytes, memory_bytes // 2))
 
 
-LEAST_MEMORY_MB, LEAST_OPEN_FILES = 8, 16  # with less no sandbox can be made
+LEAST_MEMORY_MB, LEAST_OPEN_FILES = 8, 16  # a sandbox cannot be made with less
 UNSHOWN = ("remote_url", "remote_token")  # not even where they are wrong: there may be a token in them
 EMPTY_MEANS_NONE = ("allowed_commands", "allowed_packages")
 DEFAULTS: dict[str, Any] = Settings._field_defaults
@@ -151,10 +151,10 @@ FIELDS: tuple[Field, ...] = (
     Field("max_timeout_sec", v.number(_WEEK_S), v.LOWER, "Most seconds a call may ask for; more is cut to this."),
     Field("max_output_kb", v.integer(1), v.LOWER, "KiB kept of each output stream; the rest is read and dropped."),
     Field("output_kill_mb", v.integer(1), v.LOWER, "MiB of output after which the program is killed."),
-    Field("memory_mb", v.integer(1), v.LOWER, f"MiB of memory for the process tree, {LEAST_MEMORY_MB} at the least."),
+    Field("memory_mb", v.integer(1), v.LOWER, f"MiB of memory for the process tree, at least {LEAST_MEMORY_MB}."),
     Field("cpu_sec", v.optional(v.number(10**7)), v.LOWER_THAN_TIMEOUT, "Seconds of CPU; none = timeout times cores."),
     Field("processes", v.integer(1), v.LOWER, "Processes and threads at one time."),
-    Field("open_files", v.integer(1), v.LOWER, f"Open files per process, {LEAST_OPEN_FILES} at the least."),
+    Field("open_files", v.integer(1), v.LOWER, f"Open files per process, at least {LEAST_OPEN_FILES}."),
     Field("file_mb", v.integer(1), v.LOWER, "MiB of the largest file the program may write."),
     Field("disk_mb", v.integer(1), v.LOWER, "MiB of private disk space."),
     Field("inodes", v.integer(1), v.LOWER, "Files and directories on the private disk."),

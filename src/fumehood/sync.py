@@ -70,7 +70,7 @@ class Portal:
 
 
 def _wait(future: Future[T]) -> T:
-    """A signal that comes just as a wait begins is handled when it ends, so no wait is long."""
+    """A signal that comes just as a wait begins is handled only when that wait ends, so each wait is short."""
     while True:
         with suppress(TimeoutError):
             return future.result(_LOOK_S)

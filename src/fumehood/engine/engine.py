@@ -157,12 +157,12 @@ class Engine:
             if not isinstance(found, Failure):
                 return found
             if limits != _USUAL and self._works(level, first, network):
-                raise EngineFailed(f"{_what_failed(found)} with the limits that were asked for; raise the lowest ones")
+                raise EngineFailed(f"{_what_failed(found)}, but not with the default limits: raise the lowest of yours")
             first = first or found
         raise self._refusal(first)
 
     def _works(self, level: Level, failure: Failure | None, network: bool) -> bool:
-        """Whether this host has the level, with limits that are no hindrance: limits never choose a weaker one."""
+        """Whether this host can give the level with the default limits: low ones must not choose a weaker level."""
         found = self._try(level, failure, _NOTHING, _USUAL, network)
         if isinstance(found, Failure):
             return False

@@ -148,7 +148,7 @@ class Stoppable(uvicorn.Server):
         log.write("stopped")
 
     async def _end_late(self, known: set[Any]) -> None:
-        """uvicorn looks once: a connection accepted just before that is made just after, and nobody would end it."""
+        """uvicorn closes the connections that it knows of once; one accepted just before may be known just after."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for connection in self.server_state.connections - known:
