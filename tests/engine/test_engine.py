@@ -491,6 +491,18 @@ def test_a_zygote_killed_between_executions_is_replaced(own_engine: Own) -> None
         assert own_engine.zygote_pid != before
 
 
+def test_a_zygote_that_another_thread_started_is_given_up_at_once_when_it_dies(
+    own_engine: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was slower than that thread must not meet the dead one twice."""
+    known = [None]  # as it was when this thread looked; when it has the lock, the other's is there
+    monkeypatch.setattr(own_engine, "_known", lambda network: known.pop() if known else own_engine._roots.get(network))
+    monkeypatch.setattr(engine, "_ATTEMPTS", 2)
+    os.kill(own_engine.zygote_pid, signal.SIGKILL)
+    said, exited = finish(start(own_engine, "print('after')"))
+    assert (said, exited.reason) == ("after\n", "ok")
+
+
 def check_went_with_its_zygote(cell: Cell) -> None:
     """A sealed one cannot help it, so the layer above is told that it may run the program again."""
     if cell.receipt.level == "sealed":

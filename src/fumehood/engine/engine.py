@@ -55,7 +55,10 @@ class Engine:
                     self.check(limits, network=network)  # finds the level, by doing it
                     continue
                 if root is None:
-                    return self._first(command, limits, network)
+                    first = self._first(command, limits, network)
+                    if isinstance(first, Cell):
+                        return first
+                    root = first
                 return _start(root, command, limits, warm_cells, shows)
             except ZygoteGone:
                 if root is not None:
@@ -130,15 +133,17 @@ class Engine:
             self._owner = os.getpid()
         return self._roots.get(network)
 
-    def _first(self, command: Command, limits: Limits, network: bool) -> Cell:
-        """The first execution is also the trial: a program is read only behind the last lock."""
+    def _first(self, command: Command, limits: Limits, network: bool) -> Cell | Root:
+        """The first execution is also the trial: a program is read only behind the last lock.
+
+        The root, if another thread was faster.
+        """
         with self._lock:
-            root = self._roots.get(network)
-            if root is None:
-                root, cell = self._find(command, limits, network)
-                self._roots[network] = root
-                return cell
-        return _start(root, command, limits)
+            known = self._roots.get(network)
+            if known is not None:
+                return known
+            self._roots[network], cell = self._find(command, limits, network)
+            return cell
 
     def _drop(self, network: bool, root: Root) -> None:
         with self._lock:
