@@ -19,6 +19,7 @@ from ..guest.wire import HEADER
 from ..types import Display, Exited, Output, Reason, Receipt
 from . import frames, usage
 from .cgroups import Group
+from .diagnose import not_made
 from .flags import KILL_TREE
 from .passing import pass_on
 
@@ -74,7 +75,7 @@ class Cell:
         self.shows = False
         self._top = -1
         self._files: Files | None = None
-        self._is_lost = False
+        self._lost: EngineFailed | None = None
         self._when_closed: list[Callable[[], None]] = []
         _open.add(self)
 
@@ -140,8 +141,8 @@ class Cell:
         while True:
             if self._events:
                 return self._events.popleft()
-            if self._is_lost:
-                raise SandboxLost("the sandbox went away with its zygote while the program ran; try again")
+            if self._lost is not None:
+                raise self._lost
             if self._ended:
                 return None
             now = time.monotonic()
@@ -162,13 +163,15 @@ class Cell:
         """All of it, at once. `Exited` follows."""
         if self._ended or self._pidfd < 0:
             return
-        if not self._outlives:
-            self._used = usage.of_tree(self._pidfd)  # who is killed cannot be asked any more
-        self._outlives = True
         try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL if self._sealed else KILL_TREE)
-        except ProcessLookupError:
-            pass
+            if not self._outlives:
+                self._used = usage.of_tree(self._pidfd)  # who is killed cannot be asked any more
+        finally:
+            self._outlives = True
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL if self._sealed else KILL_TREE)
+            except ProcessLookupError:
+                pass
 
     def is_gone(self, wait_s: float) -> bool:
         poll = select.poll()
@@ -266,7 +269,8 @@ class Cell:
         except BlockingIOError:
             return
         reason = self._reason(killed=True, flags=0)
-        self._is_lost = self._sealed and not self._outlives and reason == "signal" and self._is_orphan()
+        if reason == "signal" and not self._outlives:  # nobody whom we know of has killed it
+            self._lost = self._why_lost()
         self._finish(Exited(128 + signal.SIGKILL, reason, *self._used))
 
     def _receive(self) -> bool:
@@ -293,7 +297,19 @@ class Cell:
     def _told(self, frame: bytes) -> None:
         """For cells that say more than how they ended."""
 
+    def _why_lost(self) -> EngineFailed | None:
+        """If its first process is gone without a word."""
+        if self._sealed and self._is_orphan():
+            return SandboxLost("the sandbox went away with its zygote while the program ran; try again")
+        if self._failure is not None:
+            return not_made(self._failure)
+        if not self.is_ready:
+            return EngineFailed("a sandbox ended while it was made; see `fumehood doctor`, and try again")
+        return None
+
     def _exited(self, end: frames.Exit) -> None:
+        if self._failure is not None:  # a step of the program's own process, which then ended: no program ran
+            self._lost = not_made(self._failure)
         code = 128 + os.WTERMSIG(end.status) if os.WIFSIGNALED(end.status) else os.WEXITSTATUS(end.status)
         reason = self._reason(killed=os.WIFSIGNALED(end.status), flags=end.flags) if code else "ok"
         self._outlives = bool(end.flags & frames.HAD_OTHERS)
@@ -312,7 +328,7 @@ class Cell:
     def _finish(self, exited: Exited) -> None:
         """What was written before the end is in the pipes; a daemon that holds them open must not make us wait."""
         self._read_rest(MAX_LEFT)
-        if self._is_lost:
+        if self._lost is not None:
             self._events.clear()
         else:
             self._events.append(exited)

@@ -13,6 +13,7 @@ import select
 import time
 from typing import NamedTuple
 
+from ..guest.procfs import PARENT, stat
 from ..types import Limits
 from .diagnose import fix_for
 from .procfs import has_ended
@@ -298,11 +299,11 @@ def _step_aside(own: str) -> None:
 def _is_ours(pid: str) -> bool:
     """Whether that is this process, one that descends from it, or one that is gone."""
     us = str(os.getpid())
-    try:
-        while pid not in (us, "0"):
-            pid = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1]
-    except OSError:
-        return True
+    while pid not in (us, "0"):
+        fields = stat(pid)
+        if not fields:
+            return True
+        pid = fields[PARENT].decode()
     return pid == us
 
 
@@ -390,7 +391,7 @@ def _read(path: str) -> str:
         chunks = []
         while chunk := os.read(fd, 65536):
             chunks.append(chunk)
-        return b"".join(chunks).decode()
+        return os.fsdecode(b"".join(chunks))
     finally:
         os.close(fd)
 

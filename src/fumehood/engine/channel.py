@@ -1,11 +1,17 @@
 """The host's half of the talk with an interpreter that serves one run after another, whatever carries it.
 
 Everything that comes is the program's word: frames are bounded, of one shape, and decide nothing but this run.
+
+All runs of an interpreter are one process, so code that an earlier one left behind can reach whatever tells of the end
+of this one. What is made sure: nothing said before a run was asked for counts for it, since its id is drawn by lot; and
+who says of one run both that it went well and that it did not is believed the latter. That a process ended, what it
+used, and which limit it hit are never taken from here.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +44,7 @@ class Channel:
         self._heard = 0
 
     def begin(self, code: str) -> bytes:
-        self._run += 1
+        self._run = int.from_bytes(os.urandom(8), "little")
         body = json.dumps({"op": "run", "id": self._run, "code": code}, ensure_ascii=False).encode()
         if len(body) > MAX_FRAME:
             raise BadArgument(
@@ -64,8 +70,12 @@ class Channel:
             yield from self._handle(_parsed(body, self._run))
 
     def _handle(self, frame: dict[str, Any]) -> Iterator[Display | None]:
-        if frame.get("id") != self._run or not self._is_awaited:
+        if frame.get("id") != self._run:
             return  # from a run that is over
+        if not self._is_awaited:
+            if self.done == 0 and frame.get("event") == "done":
+                self.done = _exit_code(frame)
+            return
         self.has_begun = True
         if frame.get("event") == "display" and self._displays < _MAX_DISPLAYS:
             data = frame.get("data")
@@ -73,10 +83,14 @@ class Channel:
                 self._displays += 1
                 yield Display(data)
         elif frame.get("event") == "done":
-            code = frame.get("exit_code")
-            self.done = code if type(code) is int and 0 <= code <= 255 else 1
+            self.done = _exit_code(frame)
             self._is_awaited = False
             yield None
+
+
+def _exit_code(frame: dict[str, Any]) -> int:
+    code = frame.get("exit_code")
+    return code if type(code) is int and 0 <= code <= 255 else 1
 
 
 def _parsed(body: bytes, run: int) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import errno
 import os
 
+from ..errors import EngineFailed
+from .frames import Failure
+
 _APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 _DEBIAN = "/proc/sys/kernel/unprivileged_userns_clone"
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
@@ -20,6 +23,16 @@ _MOUNT_STEPS = frozenset({"open_trees", "new_root", "attach_trees", "enter_root"
 
 def errno_name(number: int) -> str:
     return errno.errorcode.get(number, str(number)) if number else "no answer"
+
+
+def what_failed(failure: Failure) -> str:
+    if failure.step == "internal":
+        return f"a sandbox broke, which is a defect in fumehood: {failure.detail}"
+    return f"a sandbox could not be made: {failure.step} failed with {errno_name(failure.errno)}"
+
+
+def not_made(failure: Failure) -> EngineFailed:
+    return EngineFailed(f"{what_failed(failure)}; {fix_for(failure.step, failure.errno)}")
 
 
 def fix_for(step: str, number: int) -> str:
@@ -48,6 +61,8 @@ def fix_for(step: str, number: int) -> str:
         if _in_container():
             return "containers are seldom given any: bound the whole of it with its own --memory and --pids-limit"
         return "start it alone in a delegated group: systemd-run --user --scope -p Delegate=yes python …"
+    if number in (errno.EAGAIN, errno.ENOMEM):
+        return "this host, or the group that this process is in, is short of processes or memory: try again with fewer"
     if number == errno.ENOSYS:
         return "this kernel lacks the call; Linux 5.12 or newer is needed for the sealed level"
     if step == "seccomp":

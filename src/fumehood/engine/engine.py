@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from .cell import Cell
-from .diagnose import errno_name, fix_for
+from .diagnose import errno_name, fix_for, not_made, what_failed
 from .frames import Failure
 from .order import program
 from .plan import Without
@@ -64,7 +64,7 @@ class Engine:
                 if root is not None:
                     self._drop(network, root)
             except SetupFailed as error:
-                raise _not_made(error) from error
+                raise not_made(error.failure) from error
         raise EngineFailed(_KEEPS_GOING)
 
     def start_waiting(
@@ -100,7 +100,7 @@ class Engine:
             except ZygoteGone:
                 self._drop(network, root)
             except SetupFailed as error:
-                raise _not_made(error) from error
+                raise not_made(error.failure) from error
         raise EngineFailed(_KEEPS_GOING)
 
     def lease(self, limits: Limits, *, network: bool, step: int, shows: bool = False) -> None:
@@ -162,7 +162,7 @@ class Engine:
             if not isinstance(found, Failure):
                 return found
             if limits != _USUAL and self._works(level, first, network):
-                raise EngineFailed(f"{_what_failed(found)}, but not with the default limits: raise the lowest of yours")
+                raise EngineFailed(f"{what_failed(found)}, but not with the default limits: raise the lowest of yours")
             first = first or found
         raise self._refusal(first)
 
@@ -221,14 +221,6 @@ class Engine:
         )
 
 
-def _not_made(error: SetupFailed) -> EngineFailed:
-    return EngineFailed(f"{_what_failed(error.failure)}; {fix_for(error.failure.step, error.failure.errno)}")
-
-
-def _what_failed(failure: Failure) -> str:
-    return f"a sandbox could not be made: {failure.step} failed with {errno_name(failure.errno)}"
-
-
 def _prove(
     level: Level,
     failure: Failure | None,
@@ -253,7 +245,7 @@ def _prove(
         if refused is None:
             raise EngineFailed(f"a sandbox ended or hung while it was made, in {_READY_S:.0f} s; see `fumehood doctor`")
         if refused.step == "internal":
-            raise EngineFailed(f"a sandbox could not be made, which is a defect in fumehood: {refused.detail}")
+            raise not_made(refused)
     except SetupFailed as error:
         refused = error.failure
     except BaseException:

@@ -15,5 +15,4 @@ CELL_NAMESPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWUTS
 CONTROL = 3  # the descriptor by which a zygote and its cells talk to the host
 
 KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel
-INTERRUPT = 43  # signals to the supervisor of a cell that serves many runs, from the host
-TELL_USAGE = 44  # ends a run: after any interrupt that was meant for it, since the lower number is taken first
+WAKE = 29  # to a supervisor, from the host: there is an order. Above SIGCHLD, which so is never kept waiting by it

@@ -1,4 +1,4 @@
-"""What a cell and its zygote tell the host over a socket that no program ever holds. Datagrams of fixed shapes."""
+"""What a cell, its zygote and the host tell each other over sockets that no program ever holds. Fixed shapes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ USAGE = b"S"  # what a cell that serves many runs has used so far
 COPIED = b"C"  # bytes of a dataset so far
 FILES = b"D"  # of a cell that shows them: with a descriptor of the program's /tmp
 MADE = b"M"  # a volume, with a descriptor of its root; or what else was asked
+
+TELL_USAGE = b"T"  # from the host to a cell that serves many runs: one has ended
+INTERRUPT = b"K"  # likewise: stop the run that goes on, and what it has started
 
 MAX_FRAME = 4096
 _EXIT = struct.Struct("<iQQB")

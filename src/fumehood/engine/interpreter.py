@@ -11,12 +11,13 @@ import signal
 import socket
 import time
 
+from ..errors import EngineFailed
 from ..guest.peek import peek
 from ..types import Display, Exited, Output
 from . import frames, usage
 from .cell import MAX_LEFT, PIPE_BYTES, Cell
 from .channel import Channel, TooMuch
-from .flags import INTERRUPT, TELL_USAGE
+from .flags import WAKE
 
 _LOOK_S = 0.05
 _ENDING_S = 5.0  # until its supervisor tells how it ended, on a busy machine too
@@ -65,7 +66,11 @@ class Interpreter(Cell):
         self._send()
 
     def read(self, timeout_s: float | None = None) -> Output | Display | Exited | None:
-        event = super().read(timeout_s)
+        try:
+            event = super().read(timeout_s)
+        except EngineFailed:
+            self.death_was_told = True
+            raise
         if isinstance(event, Exited) and event.state_lost:
             self.death_was_told = True
         return event
@@ -73,7 +78,7 @@ class Interpreter(Cell):
     def interrupt(self) -> None:
         """Ask it to stop and stay; what it has started is killed."""
         if self._channel.done is None:  # else the next run would be struck
-            self._signal(INTERRUPT)
+            self._order(frames.INTERRUPT)
 
     # --- inside
 
@@ -100,11 +105,12 @@ class Interpreter(Cell):
                 self._kill_at = now + _STOP_S
                 self.interrupt()
 
-    def _signal(self, number: int) -> None:
+    def _order(self, frame: bytes) -> None:
         try:
-            signal.pidfd_send_signal(self._pidfd, number)
-        except (ProcessLookupError, OSError):
-            pass
+            self._control.send(frame)
+            signal.pidfd_send_signal(self._pidfd, WAKE)
+        except OSError:
+            pass  # it is gone, which shows; or so busy that it has orders enough
 
     def _send(self) -> None:
         try:
@@ -145,7 +151,7 @@ class Interpreter(Cell):
         try:
             for shown in self._channel.hear(data):
                 if shown is None:
-                    self._signal(TELL_USAGE)
+                    self._order(frames.TELL_USAGE)
                 else:
                     self._events.append(shown)
         except TooMuch:
@@ -153,9 +159,11 @@ class Interpreter(Cell):
             self.kill()
 
     def _told(self, frame: bytes) -> None:
-        code = self._channel.done
-        if frame[:1] != frames.USAGE or code is None or not self.is_running:
+        if frame[:1] != frames.USAGE or self._channel.done is None or not self.is_running:
             return
+        if self._stdin >= 0:
+            self._hear()  # whether it also says something else of its end
+        code = self._channel.done
         cpu_ns, max_rss_bytes, flags = frames.parse_usage(frame)
         self._read_rest(MAX_LEFT)
         reason = self._reason(killed=False, flags=flags) if code else "ok"

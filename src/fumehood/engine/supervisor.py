@@ -11,17 +11,28 @@ import os
 import resource
 import time
 
+from ..guest.procfs import (
+    PARENT,
+    STATE,
+    SYSTEM,
+    THREADS,
+    USER,
+    WAITED_SYSTEM,
+    WAITED_USER,
+    number,
+    read,
+    stat,
+)
 from ..guest.wire import DONE
 from . import frames
-from .flags import INTERRUPT, KILL_TREE, TELL_USAGE
-from .procfs import read
+from .flags import KILL_TREE, WAKE
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from typing import Any
 
 _EXIT_CODES = {number: code for code, number in DONE.items()}
-WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE, TELL_USAGE, INTERRUPT})
+WATCHED = frozenset({signal.SIGCHLD, *_EXIT_CODES, KILL_TREE, WAKE})
 _SI_USER = 0  # sent by kill(2); sigqueue and timers cannot claim it
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -29,6 +40,7 @@ _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _NO_PROGRAM_S = 0.0005
 _HUNT_S = 1.5
+_REAPED_AT_ONCE = 256  # then the host is heard, however fast a program's processes come and go
 
 
 class Supervisor:
@@ -42,6 +54,7 @@ class Supervisor:
         self._directory: str | None = order["directory"]
         self._waits: bool = order["waits"]
         self._flags = 0
+        self._are_more_dead = False
 
     def rehearse(self) -> None:
         """Touch now what the report will touch: see the runner's."""
@@ -49,46 +62,68 @@ class Supervisor:
         frames.exited(0, *_usage(self._child, None), self._flags)
 
     def run(self) -> None:
-        """Until the program has ended. The caller exits."""
+        """Until the program has ended. The caller exits.
+
+        A signal only wakes it up, for anybody in the sandbox can send one: what the host wants is said over `control`.
+        """
+        os.set_blocking(self._control, False)
         begun = not self._waits  # a cell that waits for its program is not worth many looks
         idle_s: float | None = None
         while True:
-            if self._memory is None:
+            if self._are_more_dead:
+                info = signal.sigtimedwait(WATCHED, 0)
+            elif self._memory is None:
                 info = signal.sigwaitinfo(WATCHED)
             else:
                 info = signal.sigtimedwait(WATCHED, _TICK_S if begun else _IDLE_TICK_S)
+            if self._memory is not None:
                 if not begun:  # it may have come, forked and gone quiet before the first of these looks
                     used_s = _cpu_s(self._child)
                     begun = self._has_others() or (idle_s is not None and used_s > idle_s + _NO_PROGRAM_S)
                     idle_s = used_s
                 if begun or info is None:
                     self._watch()
-            if info is None:
-                continue
-            if info.si_signo == signal.SIGCHLD:
+            signo = info.si_signo if info is not None else 0
+            if signo == signal.SIGCHLD or self._are_more_dead:
                 ended = self._reap()
                 if ended is not None:
                     return self._report(*ended)
-            elif info.si_signo == KILL_TREE:
-                if not self._sealed:
-                    os.kill(self._child, signal.SIGKILL)
-                    return self._report(signal.SIGKILL, None)
-            elif info.si_signo in (TELL_USAGE, INTERRUPT):
-                if self._sealed and (info.si_pid or info.si_code != _SI_USER):
-                    continue  # from inside: only the host has no number here
-                if info.si_signo == INTERRUPT:
-                    self._interrupt()
-                else:
-                    full = frames.DISK_FULL if self._disk and _is_full(self._disk) else 0
-                    cpu_ns, max_rss = _usage(self._child, None)
-                    if self._has_others():
-                        cpu_ns += self._cpu_ns_of_others()
-                    os.write(self._control, frames.usage(cpu_ns, max_rss, full))
-            elif info.si_code == _SI_USER and info.si_pid == self._child:
-                return self._report(_EXIT_CODES[info.si_signo] << 8, None)
+            if signo == KILL_TREE and not self._sealed:
+                _send(self._child, signal.SIGKILL)
+                return self._report(signal.SIGKILL, None)
+            if signo in _EXIT_CODES and info.si_code == _SI_USER and info.si_pid == self._child:
+                return self._report(_EXIT_CODES[signo] << 8, None)
+            if signo:
+                self._obey()
+
+    def _obey(self) -> None:
+        """What the host has asked for. It takes each answer before it asks again, so there is room for one."""
+        while order := self._next_order():
+            if order == frames.INTERRUPT:
+                self._interrupt()
+            elif order == frames.TELL_USAGE:
+                full = frames.DISK_FULL if self._disk and _is_full(self._disk) else 0
+                cpu_ns, max_rss = _usage(self._child, None)
+                if self._has_others():
+                    cpu_ns += self._cpu_ns_of_others()
+                self._tell(frames.usage(cpu_ns, max_rss, full))
+
+    def _next_order(self) -> bytes:
+        try:
+            return os.read(self._control, frames.MAX_FRAME)
+        except OSError:
+            return b""  # there is none, or nobody to give one
+
+    def _tell(self, frame: bytes) -> bool:
+        try:
+            os.write(self._control, frame)
+        except OSError:
+            return False
+        return True
 
     def _reap(self) -> tuple[int, resource.struct_rusage] | None:
-        while True:
+        self._are_more_dead = False
+        for _ in range(_REAPED_AT_ONCE):
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
@@ -97,6 +132,14 @@ class Supervisor:
                 return None
             if pid == self._child:
                 return status, usage
+        self._are_more_dead = True
+        return None
+
+    def give_up(self) -> None:
+        """A defect of ours: nothing may run on unwatched. Where there is a pid namespace, our end is that of all."""
+        if not self._sealed:
+            _send(self._child, signal.SIGKILL)
+            self._hunt()
 
     def _interrupt(self) -> None:
         """The program may go on afterwards; what it has started may not."""
@@ -119,9 +162,7 @@ class Supervisor:
                 cpu_ns += self._cpu_ns_of_others()
         if not self._sealed:
             self._hunt()
-        try:
-            os.write(self._control, frames.exited(status, cpu_ns, max_rss, self._flags))
-        except OSError:
+        if not self._tell(frames.exited(status, cpu_ns, max_rss, self._flags)):
             self._clean_up()
 
     def _has_others(self) -> bool:
@@ -132,9 +173,11 @@ class Supervisor:
         """Of what it has started and waited for, and of what is still there. Those we have reaped are counted."""
         ticks = 0
         for pid in self._tree():
-            fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-            if len(fields) > 14:
-                ticks += sum(map(int, fields[13:15] if pid == self._child else fields[11:15]))
+            if not (fields := stat(pid)):
+                continue
+            ticks += int(fields[WAITED_USER]) + int(fields[WAITED_SYSTEM])
+            if pid != self._child:
+                ticks += int(fields[USER]) + int(fields[SYSTEM])
         return ticks * 1_000_000_000 // _TICKS
 
     def _clean_up(self) -> None:
@@ -160,7 +203,7 @@ class Supervisor:
             _send(self._child, signal.SIGKILL)
 
     def _count_tasks(self, tree: list[int]) -> int:
-        return sum(_number_after(read(f"/proc/{pid}/status"), b"Threads:") for pid in tree)
+        return sum(int(fields[THREADS]) for fields in map(stat, tree) if fields)
 
     def _tree(self) -> list[int]:
         return [pid for pid in _processes() if pid != 1] if self._sealed else _descendants(os.getpid())
@@ -205,7 +248,7 @@ def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
     peak_kib = rest.ru_maxrss
     if usage is None:  # it said that it is done and is still there
         cpu_s += _cpu_s(pid)
-        peak_kib = max(peak_kib, _number_after(read(f"/proc/{pid}/status"), b"VmHWM:"))
+        peak_kib = max(peak_kib, number(read(f"/proc/{pid}/status"), b"VmHWM:"))
     return int(cpu_s * 1e9), peak_kib * 1024
 
 
@@ -217,11 +260,6 @@ def _cpu_s(pid: int) -> float:
         return 0.0
 
 
-def _number_after(text: bytes, name: bytes) -> int:
-    start = text.find(name)
-    return int(text[start + len(name) :].split(None, 1)[0]) if start >= 0 else 0
-
-
 def _resident_bytes(pid: int) -> int:
     fields = read(f"/proc/{pid}/statm").split()
     return int(fields[1]) * _PAGE if len(fields) > 1 else 0
@@ -229,7 +267,7 @@ def _resident_bytes(pid: int) -> int:
 
 def _proportional_bytes(pid: int) -> int:
     """A process that hides its maps pays in full for what it shares."""
-    return _number_after(read(f"/proc/{pid}/smaps_rollup"), b"\nPss:") * 1024 or _resident_bytes(pid)
+    return number(read(f"/proc/{pid}/smaps_rollup"), b"Pss:") * 1024 or _resident_bytes(pid)
 
 
 def _processes() -> list[int]:
@@ -242,11 +280,10 @@ def _processes() -> list[int]:
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid in _processes():
-        stat = read(f"/proc/{pid}/stat")
-        fields = stat[stat.rfind(b")") + 2 :].split()
+        fields = stat(pid)
         # Dead is only who has no thread left: the first one may end before the others.
-        if len(fields) > 17 and (fields[0] != b"Z" or fields[17] not in (b"0", b"1")):
-            children.setdefault(int(fields[1]), []).append(pid)
+        if fields and (fields[STATE] != b"Z" or int(fields[THREADS]) > 1):
+            children.setdefault(int(fields[PARENT]), []).append(pid)
     found: list[int] = []
     pending = [root]
     while pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import os
@@ -10,7 +11,7 @@ import queue
 import resource
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import SandboxLost
@@ -18,15 +19,17 @@ from ..types import Command, FileStat, Limits
 from . import lend, plan, private
 from .cell import Cell
 from .cgroups import Group
+from .diagnose import not_made
 from .files import Files
 from .interpreter import Interpreter
 from .order import program
 from .root import Root
-from .zygotes import ZygoteGone
+from .zygotes import SetupFailed, ZygoteGone
 
 _INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
 _DESCRIPTORS = 12
 _BURIED_S = 5.0
+_BORN_S = 60.0  # only a hang takes so long, on a busy machine too
 _numbers = itertools.count(1)
 _alive: weakref.WeakSet[Volume] = weakref.WeakSet()
 _graves: queue.SimpleQueue[Volume | None] = queue.SimpleQueue()
@@ -45,6 +48,7 @@ class Wanted(NamedTuple):
 def open_volume(root: Root, wanted: Wanted) -> Volume:
     _hire()
     _make_room()
+    root.zygote.check()
     group = root.zygote.take_group(wanted.limits)
     try:
         make = _sealed if root.level == "sealed" else _open
@@ -67,6 +71,9 @@ def _sealed(root: Root, wanted: Wanted, group: Group | None) -> Volume:
     }
     try:
         top = root.zygote.make_volume(order, trees)
+    except BaseException:  # an interrupt, perhaps: it may be there all the same
+        _drop(root, number)
+        raise
     finally:
         for tree in trees:
             os.close(tree)
@@ -84,7 +91,7 @@ def _sealed(root: Root, wanted: Wanted, group: Group | None) -> Volume:
 def _drop(root: Root, number: int) -> None:
     try:
         root.zygote.drop_volume(number)
-    except ZygoteGone:
+    except (ZygoteGone, SetupFailed):
         pass  # and all its volumes with it
 
 
@@ -137,6 +144,8 @@ class Volume:
         self._interpreter: Interpreter | None = None
         self._lock = threading.Lock()
         self._making = threading.Lock()
+        self._births = 0  # cells that are being made
+        self._all_born = threading.Condition(self._lock)
         self._closed = False
         _alive.add(self)
 
@@ -175,9 +184,10 @@ class Volume:
     def close(self) -> None:
         with self._lock:
             closed, self._closed = self._closed, True
+            if closed:
+                return
+            self._all_born.wait_for(lambda: not self._births, _BORN_S)
             cells = list(self._cells)
-        if closed:
-            return
         for cell in cells:
             cell.kill()
         for cell in cells:
@@ -200,30 +210,39 @@ class Volume:
         self._files.close()
 
     def _begin(self, cell: Cell, command: Command) -> Cell:
-        if self._closed:
-            cell.close()
-            raise SandboxLost("the sandbox is closed")
         try:
-            self._root.make_cell_in(cell, self.limits, self.group, self.number, self.directory, self.packages)
-        except ZygoteGone:
-            raise SandboxLost("the sandbox went away with its zygote, and its files with it; start anew") from None
-        if not self._takes(cell):
+            with self._staying_open():
+                self._root.make_cell_in(cell, self.limits, self.group, self.number, self.directory, self.packages)
+                self._cells.add(cell)
+                cell.when_closed(lambda: self._cells.discard(cell))
+                environment = self._root.environment_of(cell)
+                if self.packages is not None:
+                    own = command.env.get("PYTHONPATH")
+                    environment["PYTHONPATH"] = f"{self.packages}:{own}" if own else self.packages
+                    command = command._replace(env={k: v for k, v in command.env.items() if k != "PYTHONPATH"})
+                cell.feed(program(command, environment, serves=isinstance(cell, Interpreter)), command.stdin)
+        except BaseException as error:
             self._forget(cell)
-            raise SandboxLost("the sandbox is closed")
-        environment = self._root.environment_of(cell)
-        if self.packages is not None:
-            own = command.env.get("PYTHONPATH")
-            environment["PYTHONPATH"] = f"{self.packages}:{own}" if own else self.packages
-            command = command._replace(env={k: v for k, v in command.env.items() if k != "PYTHONPATH"})
-        cell.when_closed(lambda: self._cells.discard(cell))
-        cell.feed(program(command, environment, serves=isinstance(cell, Interpreter)), command.stdin)
+            if isinstance(error, ZygoteGone):
+                raise SandboxLost("the sandbox went away with its zygote, and its files; start anew") from None
+            if isinstance(error, SetupFailed):
+                raise not_made(error.failure) from error
+            raise
         return cell
 
-    def _takes(self, cell: Cell) -> bool:
-        """Unless it was closed while the cell was made."""
+    @contextlib.contextmanager
+    def _staying_open(self) -> Iterator[None]:
+        """Nobody closes it meanwhile: a cell would find its volume gone."""
         with self._lock:
-            self._cells.add(cell)
-            return not self._closed
+            if self._closed:
+                raise SandboxLost("the sandbox is closed")
+            self._births += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._births -= 1
+                self._all_born.notify_all()
 
     def _forget(self, cell: Cell) -> None:
         cell.close()

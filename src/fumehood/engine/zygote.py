@@ -156,20 +156,53 @@ def _serve(control: socket.socket) -> NoReturn:
         if not data:
             os._exit(0)
         number, content = frames.parse_answer(data)
-        order = marshal.loads(content)
-        if "make_volume" in order:
-            volumes.make(control, number, order, fds)
-        elif "drop_volume" in order:
-            volumes.drop(control, number, order["drop_volume"])
-        else:
-            volumes.enter(order["volume"])
-            _make_cell(control, number, network.use(order), fds)
-            volumes.leave(order["volume"])
+        try:
+            answer, given = _obey(marshal.loads(content), fds, network, volumes)
+        except StepFailed as failure:
+            answer, given = frames.failed(failure.step, failure.errno, failure.detail), -1
+        except Exception as error:  # one bad order must not end the cells of all others
+            answer, given = frames.failed("order", getattr(error, "errno", None) or 0, repr(error)), -1
+        _answer(control, frames.answer(number, answer), given)
         for fd in fds:
             os.close(fd)
         if served > 1:
             network.prepare()
         served += served < 2
+
+
+def _obey(order: dict[str, Any], fds: list[int], network: _Network, volumes: _Volumes) -> tuple[bytes, int]:
+    """The answer, and the descriptor that goes with it."""
+    if "make_volume" in order:
+        return frames.MADE, volumes.make(order, fds)
+    if "drop_volume" in order:
+        volumes.drop(order["drop_volume"])
+        return frames.MADE, -1
+    volumes.enter(order["volume"])
+    try:
+        return frames.BORN, _make_cell(network.use(order), fds)
+    finally:
+        volumes.leave(order["volume"])
+
+
+def _answer(control: socket.socket, frame: bytes, fd: int) -> None:
+    """`fd` -1: there is none."""
+    if fd < 0:
+        control.send(frame)
+        return
+    try:
+        send_with(control, frame, fd)
+    except OSError as error:  # too many are on their way already; what was made ends with the last hold on it
+        _end(fd)
+        control.send(frames.answer(frames.parse_answer(frame)[0], frames.failed("pass", error.errno or 0, str(error))))
+    finally:
+        os.close(fd)
+
+
+def _end(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        pass  # not a process
 
 
 class _Network:
@@ -214,27 +247,23 @@ class _Volumes:
         self._home = -1
         self._kept: dict[int, int] = {}
 
-    def make(self, control: socket.socket, number: int, order: dict[str, Any], trees: list[int]) -> None:
+    def make(self, order: dict[str, Any], trees: list[int]) -> int:
+        """A descriptor of its root."""
+        if self._home < 0:
+            worker.import_ahead()
+            _settle_memory()
+            sys_calls.unshare(FS)  # libraries imported ahead may have started threads, with whom it would be shared
+            self._home = _own_mounts()
         try:
-            if self._home < 0:
-                worker.import_ahead()
-                _settle_memory()
-                sys_calls.unshare(FS)  # libraries imported ahead may have started threads, with whom it would be shared
-                self._home = _own_mounts()
             root = self._build(order, trees)
-        except StepFailed as failure:
-            answer = frames.failed(failure.step, failure.errno, failure.detail)
-        except OSError as error:
-            answer = frames.failed("volume", error.errno or 0, str(error))
-        else:
-            self._kept[order["make_volume"]] = _own_mounts()
-            send_with(control, frames.answer(number, frames.MADE), root)
-            os.close(root)
-            answer = b""
-        if self._home >= 0:
-            sys_calls.setns(self._home, NEWNS)
-        if answer:
-            control.send(frames.answer(number, answer))
+            try:
+                self._kept[order["make_volume"]] = _own_mounts()
+            except BaseException:
+                os.close(root)
+                raise
+            return root
+        finally:
+            self._go_home()
 
     def _build(self, order: dict[str, Any], trees: list[int]) -> int:
         sys_calls.unshare(NEWNS)
@@ -243,19 +272,27 @@ class _Volumes:
             sys_calls.move_mount(tree, target)
         return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def drop(self, control: socket.socket, number: int, volume: int) -> None:
+    def drop(self, volume: int) -> None:
         kept = self._kept.pop(volume, None)
         if kept is not None:
             os.close(kept)
-        control.send(frames.answer(number, frames.MADE))
 
     def enter(self, volume: int | None) -> None:
-        if volume is not None:
-            sys_calls.setns(self._kept[volume], NEWNS)
+        if volume is None:
+            return
+        if volume not in self._kept:
+            raise StepFailed("volume", FileNotFoundError(errno.ENOENT, "it was dropped"))
+        sys_calls.setns(self._kept[volume], NEWNS)
 
     def leave(self, volume: int | None) -> None:
         if volume is not None:
+            self._go_home()
+
+    def _go_home(self) -> None:
+        try:
             sys_calls.setns(self._home, NEWNS)
+        except OSError:
+            os._exit(1)  # the next cell would find the files of another's volume
 
 
 def _own_mounts() -> int:
@@ -285,20 +322,18 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _make_cell(control: socket.socket, number: int, order: dict[str, Any], fds: list[int]) -> None:
+def _make_cell(order: dict[str, Any], fds: list[int]) -> int:
+    """The pidfd of its first process."""
     try:
         pid, pidfd = _clone(order, fds)
     except OSError as error:
-        control.send(frames.answer(number, frames.failed("clone", error.errno or 0, str(error))))
-        return
+        raise StepFailed("clone", error) from error
     if pid:
-        send_with(control, frames.answer(number, frames.BORN), pidfd)
-        os.close(pidfd)
-        return
+        return pidfd
     status = 1
     try:
         status = _be_cell(order, fds)
-    except Exception as error:  # a defect of ours must not look like a kernel that hangs
+    except BaseException as error:  # a defect of ours must not look like a kernel that hangs
         os.write(_CONTROL, frames.failed("internal", 0, repr(error)))
     finally:
         os._exit(status)
@@ -319,9 +354,9 @@ def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
 def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     """No socket objects in here: a descriptor and plain writes spare every cell the pages that those would touch."""
     try:
-        _enter_groups(order, fds[4:])
         for number, fd in enumerate(fds[:4]):
-            os.dup2(fd, number, inheritable=number != _CONTROL)
+            os.dup2(fd, number, inheritable=number != _CONTROL)  # first: what fails is said to the cell's own host end
+        _enter_groups(order, fds[4:])
         os.closerange(_CONTROL + 1, 1 << 16)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         Jail().apply(order["cell_steps"])
@@ -338,7 +373,11 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     supervisor = Supervisor(_CONTROL, child, order)
     if order["waits"]:
         supervisor.rehearse()
-    supervisor.run()
+    try:
+        supervisor.run()
+    except BaseException:
+        supervisor.give_up()
+        raise
     return 0
 
 

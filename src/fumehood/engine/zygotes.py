@@ -14,13 +14,13 @@ from typing import Any
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed
+from ..guest.procfs import stat
 from ..types import Limits
 from . import frames
 from .cell import Cell
 from .cgroups import Group, Groups
 from .launch import launch
 from .passing import pass_on
-from .procfs import read
 
 _START_S = 60.0  # only a hang takes so long, on a busy machine too
 _BORN_S = 60.0
@@ -108,6 +108,15 @@ class Zygote:
                 raise PreloadFailed(importing, "its import ended the interpreter")
             elif not kind:
                 raise EngineFailed(f"the zygote ended while starting{self._said()}")
+
+    def check(self) -> None:
+        """That it is there, without asking it anything."""
+        poll = select.poll()
+        if self._socket.fileno() >= 0:
+            poll.register(self._socket, 0)
+            if not poll.poll(0):
+                return
+        raise ZygoteGone("it has ended")
 
     def take_group(self, limits: Limits) -> Group | None:
         """One for a volume, whose cells share it until its owner clears it."""
@@ -206,8 +215,8 @@ class Zygote:
 
     def _is_exiting(self) -> bool:
         """Whether it waits for the end of its last cells, which takes long where the machine is busy."""
-        fields = read(f"/proc/{self._pid}/stat").rpartition(b")")[2].split()
-        return len(fields) > 6 and bool(int(fields[6]) & _EXITING)
+        fields = stat(self._pid)
+        return bool(fields) and bool(int(fields[6]) & _EXITING)
 
     def _ask(self, order: dict[str, Any], fds: list[int]) -> list[int]:
         try:

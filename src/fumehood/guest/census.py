@@ -7,6 +7,7 @@ import signal
 import time
 
 from . import wire
+from .procfs import PARENT, STARTED, STATE, THREADS, WAITED_SYSTEM, WAITED_USER, number, read, stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _HUNT_S, _HUNT_ROUNDS = 1.5, 20
-_STATE, _PARENT, _WAITED_USER, _WAITED_SYSTEM, _THREADS, _STARTED = 0, 1, 13, 14, 17, 19  # in /proc/PID/stat
 
 
 def processes() -> dict[int, list[bytes]]:
@@ -23,22 +23,22 @@ def processes() -> dict[int, list[bytes]]:
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            fields = _fields(name)
-            if fields and (fields[_STATE] not in b"ZX" or int(fields[_THREADS]) > 1):  # its first thread alone is dead
+            fields = stat(name)
+            if fields and (fields[STATE] not in b"ZX" or int(fields[THREADS]) > 1):  # its first thread alone is dead
                 found[int(name)] = fields
     return found
 
 
 def identities() -> set[tuple[int, bytes]]:
     """Of the living: a number alone is given out anew."""
-    return {(pid, fields[_STARTED]) for pid, fields in processes().items()}
+    return {(pid, fields[STARTED]) for pid, fields in processes().items()}
 
 
 def trees(alive: dict[int, list[bytes]], roots: Iterable[int]) -> set[int]:
     """These and all that descend from them."""
     children: dict[int, list[int]] = {}
     for pid, fields in alive.items():
-        children.setdefault(int(fields[_PARENT]), []).append(pid)
+        children.setdefault(int(fields[PARENT]), []).append(pid)
     found: set[int] = set()
     pending = list(roots)
     while pending:
@@ -74,7 +74,7 @@ def kill_others(roots: Iterable[int], alone: int | None = None, elders: Iterable
 
 def _others(roots: set[int], alone: int | None, elders: set[tuple[int, bytes]]) -> set[int]:
     alive = processes()
-    older = {pid for pid, fields in alive.items() if (pid, fields[_STARTED]) in elders}
+    older = {pid for pid, fields in alive.items() if (pid, fields[STARTED]) in elders}
     return alive.keys() - trees(alive, roots | older) - {alone}
 
 
@@ -92,10 +92,10 @@ def used_by(pid: int) -> tuple[int, int]:
         cpu_ns = time.clock_gettime_ns((~pid << 3) | 2)  # its own CPU clock
     except OSError:
         cpu_ns = 0
-    fields = _fields(str(pid))
+    fields = stat(pid)
     if fields:
-        cpu_ns += (int(fields[_WAITED_USER]) + int(fields[_WAITED_SYSTEM])) * _TICK_NS
-    return cpu_ns, number_after(read(f"/proc/{pid}/status"), b"VmHWM:") * 1024
+        cpu_ns += (int(fields[WAITED_USER]) + int(fields[WAITED_SYSTEM])) * _TICK_NS
+    return cpu_ns, number(read(f"/proc/{pid}/status"), b"VmHWM:") * 1024
 
 
 class Hits:
@@ -108,8 +108,8 @@ class Hits:
 
     def count(self) -> tuple[int, int]:
         """(processes killed for memory, forks refused)"""
-        memory = number_after(_again(self._memory), b"oom_kill ")
-        return memory, number_after(_again(self._processes), b"max ")
+        memory = number(_again(self._memory), b"oom_kill ")
+        return memory, number(_again(self._processes), b"max ")
 
     def flags_since(self, before: tuple[int, int]) -> int:
         now = self.count()
@@ -124,36 +124,6 @@ def _is_full(path: str) -> bool:
     except OSError:
         return False
     return space.f_bfree * space.f_frsize < 16 * _PAGE or (space.f_files > 0 and space.f_ffree == 0)
-
-
-def number_after(text: bytes, name: bytes) -> int:
-    start = text.find(name)
-    words = text[start + len(name) :].split(None, 1) if start >= 0 else []
-    return int(words[0]) if words and words[0].isdigit() else 0
-
-
-def read(path: str) -> bytes:
-    """What there is of a small file; nothing of one that cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        data = b""
-        while len(data) < 1 << 20 and (chunk := os.read(fd, 1 << 16)):
-            data += chunk
-        return data
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-
-
-def _fields(pid: str) -> list[bytes]:
-    """What stands behind the name, which may have anything in it."""
-    stat = read(f"/proc/{pid}/stat")
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    return fields if len(fields) > _STARTED else []
 
 
 def _first(*paths: str) -> int:

@@ -7,7 +7,7 @@ import resource
 import sys
 
 from . import wire
-from .census import number_after, read
+from .procfs import number, read
 from .rlimits import NUMBERS
 
 TYPE_CHECKING = False
@@ -30,8 +30,8 @@ def facts() -> dict[str, Any]:
         "uid": os.getuid(),
         "gid": os.getgid(),
         "groups": sorted(set(os.getgroups()) - {os.getgid()}),
-        "no_new_privs": number_after(status, b"NoNewPrivs:"),
-        "seccomp": number_after(status, b"Seccomp:"),
+        "no_new_privs": number(status, b"NoNewPrivs:"),
+        "seccomp": number(status, b"Seccomp:"),
         "capabilities": {name: _hex_after(status, label) for name, label in sets.items()},
         "limits": {name: resource.getrlimit(number)[1] for name, number in NUMBERS.items()},
         "cgroup": _group(),

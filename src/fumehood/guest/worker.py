@@ -80,6 +80,7 @@ class _Python:
             self._feature_flags |= getattr(__future__, name).compiler_flag
         self._flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: Any = None
+        self._runs = 0
         self._recent: list[Any] = []  # the last three values, newest first
         self._main = types.ModuleType("__main__")
         self._scope = self._main.__dict__
@@ -93,9 +94,10 @@ class _Python:
     def answer(self, run: int, source: str) -> None:
         """Run it and say how it ended, whatever happens."""
         exit_code, error = 1, "SystemError"
+        self._runs += 1
         self._frames.begin(run)
         try:
-            exit_code, error = self._run(f"<run {run}>", source)  # type: ignore[assignment]
+            exit_code, error = self._run(f"<run {self._runs}>", source)  # type: ignore[assignment]
         except BaseException as broken:
             _complain(f"fumehood: the run could not be finished: {type(broken).__name__}\n")
         self._interrupts.end()
