@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
+import stat
 import tempfile
 
 from .layout import Layout
 from .procfs import has_ended
 
-_PASSES = 64  # one for each level of directories that had to be opened up
+_PASSES = 1 << 16  # more than a program can nest
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PREFIX = "fumehood-"
 _swept = 0  # by which process
 _PARTS = ("workspace", "program", "tmp", "home", "bin")
@@ -59,19 +60,83 @@ def add_session_parts(directory: str, owner: int | None) -> None:
 
 
 def remove(directory: str) -> None:
-    """rmtree goes by directory descriptors and follows no link; what the program made unreadable is opened up."""
+    """By descriptors alone, so that no link is followed, whoever is still at work there.
 
-    def open_up(_: object, path: str, __: object) -> None:
-        for place in (os.path.dirname(path), path):
-            if place != directory and not place.startswith(f"{directory}/"):
-                continue  # what lies above is not ours
-            try:
-                if not os.path.islink(place) and os.path.isdir(place):
-                    os.chmod(place, 0o700)
-            except OSError:
-                pass
-
-    for _ in range(_PASSES):
-        shutil.rmtree(directory, onerror=open_up)
-        if not os.path.lexists(directory):
+    What lies deeper is first moved up beside it: a program may nest directories deeper than we may open at once.
+    """
+    parent, name = os.path.split(directory)
+    try:
+        above = os.open(parent, _DIRECTORY & ~os.O_NOFOLLOW)
+    except OSError:
+        return  # gone
+    try:
+        top = _opened(name, above)
+        if top < 0:
             return
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(name, dir_fd=above)
+    except OSError:
+        pass  # the next start sweeps what is left
+    finally:
+        os.close(above)
+
+
+def _empty(top: int) -> None:
+    before: list[str] = []
+    for _ in range(_PASSES):
+        names = os.listdir(top)
+        if not names or names == before:
+            return
+        before = names
+        for name in names:
+            if not _unlinked(name, top):
+                _flatten(name, top)
+
+
+def _flatten(name: str, top: int) -> None:
+    """Remove the directory `name`; those in it are moved up into `top`."""
+    fd = _opened(name, top)
+    if fd < 0:
+        return
+    try:
+        for inner in os.listdir(fd):
+            if not _unlinked(inner, fd):
+                below = _opened(inner, fd)  # to be moved it must be writable
+                if below >= 0:
+                    os.close(below)
+                os.rename(inner, f".{os.urandom(8).hex()}", src_dir_fd=fd, dst_dir_fd=top)
+        os.rmdir(name, dir_fd=top)
+    except OSError:
+        pass  # somebody else does the same
+    finally:
+        os.close(fd)
+
+
+def _unlinked(name: str, directory: int) -> bool:
+    """False: it is a directory."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    return True
+
+
+def _opened(name: str, above: int) -> int:
+    """A directory, with the rights that the program may have taken from it; -1 if there is none of that name."""
+    held = -1
+    try:
+        held = os.open(name, os.O_PATH | _DIRECTORY, dir_fd=above)
+        place = f"/proc/self/fd/{held}"  # the very one that is held, whatever has that name by now
+        if stat.S_IMODE(os.fstat(held).st_mode) & 0o700 != 0o700:
+            os.chmod(place, 0o700)
+        return os.open(".", _DIRECTORY, dir_fd=held)
+    except OSError:
+        return -1
+    finally:
+        if held >= 0:
+            os.close(held)
