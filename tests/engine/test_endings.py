@@ -19,11 +19,12 @@ from fumehood import get_sandbox, open_session
 from fumehood.engine import frames, plan, usage
 from fumehood.engine.channel import Channel
 from fumehood.engine.engine import Engine, shared
+from fumehood.engine.flags import KILL_TREE, WAKE
 from fumehood.engine.root import Root
 from fumehood.engine.zygotes import SetupFailed
 from fumehood.errors import EngineFailed, IsolationUnavailable, SandboxLost
 from fumehood.guest import procfs
-from fumehood.guest.wire import FRAME
+from fumehood.guest.wire import DONE, FRAME
 from fumehood.types import Command, Limits
 from support import HANG_S, wait_until
 
@@ -61,7 +62,7 @@ def engine(level: str) -> Iterator[Engine]:
 
 
 def session_at(level: str, **settings: Any) -> Any:
-    waits = {"timeout_sec": HANG_S, "session_idle_sec": 24 * 3600, **settings}
+    waits = {"timeout_sec": HANG_S, "session_idle_sec": 24 * 3600, "warm_cells": 0, **settings}
     return open_session("local", isolation=level, store_code="never", **waits)
 
 
@@ -88,7 +89,7 @@ def named(name: bytes, then: str) -> str:
     return f"import ctypes, os, time\n{inspect.getsource(calls_itself)}\ncalls_itself({name!r})\n{then}\n"
 
 
-FOR_EVER = "print('ran', flush=True)\nwhile True: time.sleep(1)"
+FOR_EVER = "import time\nprint('ran', flush=True)\nwhile True: time.sleep(1)"
 
 
 @pytest.mark.parametrize("name", [b"VmHWM: x", b"VmHWM:99999999"])
@@ -107,9 +108,9 @@ def test_a_process_may_call_itself_what_a_careless_reader_looks_for(name: bytes)
         process.kill()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[4]])
 def test_a_program_is_timed_out_whatever_it_calls_itself(level: str, name: bytes) -> None:
-    with get_sandbox(isolation=level, store_code="never", memory_mb=512) as sandbox:
+    with get_sandbox(isolation=level, store_code="never", memory_mb=512, warm_cells=0) as sandbox:
         assert sandbox.execute("print('before')", timeout=HANG_S).stdout == "before\n"
         before = descendants()
         for timeout in (1, 8, 64):
@@ -123,16 +124,16 @@ def test_a_program_is_timed_out_whatever_it_calls_itself(level: str, name: bytes
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("code", [0, 1, 5])
+@pytest.mark.parametrize("code", [0, 5])
 def test_its_end_is_told_as_it_was_whatever_it_calls_itself(level: str, name: bytes, code: int) -> None:
-    with get_sandbox(isolation=level, store_code="never", memory_mb=512) as sandbox:
+    with get_sandbox(isolation=level, store_code="never", memory_mb=512, warm_cells=0) as sandbox:
         result = sandbox.execute(named(name, f"import sys\nprint('ran')\nsys.exit({code})"), timeout=HANG_S)
     assert (result.stdout, result.exit_code) == ("ran\n", code), result
     assert result.meta["reason"] == ("error" if code else "ok"), result.meta
     assert 0 < result.meta["usage"]["max_rss_bytes"] < 1 << 30
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[4]])
 def test_a_session_ends_whatever_its_program_calls_itself(level: str, name: bytes) -> None:
     before = descendants()
     with session_at(level) as session:
@@ -140,7 +141,7 @@ def test_a_session_ends_whatever_its_program_calls_itself(level: str, name: byte
         assert (first.stdout, first.exit_code, first.meta["reason"]) == ("ran\n", 0, "ok"), first
         assert 0 < first.meta["usage"]["max_rss_bytes"] < 1 << 30
         for timeout in (1, 8, 64):
-            result = session.run(f"import time\n{FOR_EVER}", timeout)
+            result = session.run(FOR_EVER, timeout)
             assert result.meta["timed_out"], result
             if result.stdout:
                 break
@@ -214,7 +215,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         monkeypatch.setattr(plan, name, lambda *a, _made=made, **k: _made(*a, **k)._replace(**changes))
 
 
-REFUSED = (("unshare", 0x7FFFFFFF),)  # by the kernel, with EINVAL
+REFUSED = (("unshare", 0x7FFFFFFF),)  # by the kernel
 
 
 @pytest.mark.parametrize("where", ["cell_steps", "program_steps"])
@@ -228,12 +229,12 @@ def test_a_sandbox_that_could_not_be_made_is_no_death_of_the_program(
     command = Command(("python", "main.py"), b"print('ran')")
     for start in (lambda: engine.start(command, LIMITS, network=False), lambda: volume.start(command)):
         cell = start()
-        with pytest.raises(EngineFailed, match="could not be made: unshare failed with EINVAL"):
+        with pytest.raises(EngineFailed, match=r"could not be made: unshare failed with E(INVAL|PERM)"):
             cell.read(HANG_S)
         cell.close()
     interpreter = volume.make_interpreter(Command(("python",)))
     interpreter.begin("print('ran')")
-    with pytest.raises(EngineFailed, match="could not be made: unshare failed with EINVAL"):
+    with pytest.raises(EngineFailed, match=r"could not be made: unshare failed with E(INVAL|PERM)"):
         interpreter.read(HANG_S)
     volume.close()
 
@@ -262,7 +263,7 @@ def with_death(order_for: Any) -> Any:
 def test_a_caller_is_told_that_the_sandbox_could_not_be_made(
     level: str, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with session_at(level, warm_cells=0) as session, get_sandbox(isolation=level, warm_cells=0) as sandbox:
+    with session_at(level) as session, get_sandbox(isolation=level, warm_cells=0) as sandbox:
         session.check()
         sandbox.check()
         broken(monkeypatch, program_steps=REFUSED)
@@ -273,7 +274,7 @@ def test_a_caller_is_told_that_the_sandbox_could_not_be_made(
             "run": lambda: session.run("print('ran')"),
             "exec": lambda: session.exec(["echo", "ran"]),
         }
-        with pytest.raises(EngineFailed, match="could not be made: unshare failed with EINVAL"):
+        with pytest.raises(EngineFailed, match=r"could not be made: unshare failed with E(INVAL|PERM)"):
             calls[verb]()
         monkeypatch.undo()
         assert session.run("print('well')").stdout == "well\n"
@@ -405,11 +406,14 @@ print(count, signal.sigwaitinfo({{44}}).si_pid)
 def test_signals_from_inside_are_no_orders(level: str) -> None:
     """Thousands of every kind, told apart from the host's in no other way than that the host says more."""
     fill = f"import ctypes, os, signal, time\n{inspect.getsource(fill_pending_signals)}\n"
-    flood = """
+    numbers = (signal.SIGCHLD, WAKE)
+    if level != "process":  # there, others end it
+        numbers += (*DONE.values(), KILL_TREE, 34, 64)
+    flood = f"""
 print(fill_pending_signals() > 0, flush=True)
 x = 42
 for _ in range(300):
-    for number in (17, 23, 29, 34, 39, 43, 44, 45, 64):
+    for number in {tuple(map(int, numbers))}:
         try: os.kill(os.getppid(), number)
         except PermissionError: pass
 time.sleep(0.05)

@@ -313,7 +313,8 @@ class Cell:
         code = 128 + os.WTERMSIG(end.status) if os.WIFSIGNALED(end.status) else os.WEXITSTATUS(end.status)
         reason = self._reason(killed=os.WIFSIGNALED(end.status), flags=end.flags) if code else "ok"
         self._outlives = bool(end.flags & frames.HAD_OTHERS)
-        self._finish(Exited(code, reason, end.cpu_ns / 1e9, end.max_rss_bytes))
+        cpu_s, max_rss_bytes = self._used
+        self._finish(Exited(code, reason, max(cpu_s, end.cpu_ns / 1e9), max(max_rss_bytes, end.max_rss_bytes)))
 
     def _reason(self, *, killed: bool, flags: int) -> Reason:
         for_memory, for_processes = self._group.hits() if self._group is not None else (False, False)
