@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
+from ..errors import BadArgument, EngineFailed, IsolationUnavailable
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from .cell import Cell
 from .diagnose import errno_name, fix_for, not_made, what_failed
@@ -284,13 +284,14 @@ def _imports_in_a_cell(root: Root, limits: Limits) -> bool:
     try:
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
-            event = cell.read(deadline - time.monotonic())
-            if cell.failure is not None:  # this host's doing, not the module's
-                raise SetupFailed(cell.failure)
+            try:
+                event = cell.read(deadline - time.monotonic())
+            except EngineFailed:
+                if cell.failure is not None:  # this host's doing, not the module's
+                    raise SetupFailed(cell.failure) from None
+                return False
             if isinstance(event, Exited):
                 return event.exit_code == 0
-        return False
-    except SandboxLost:
         return False
     finally:
         cell.close()
