@@ -22,6 +22,7 @@ from process_view import open_descriptors, opened_since
 import fumehood
 from fumehood.engine import engine, launch, plan, zygotes
 from fumehood.engine.cell import Cell
+from fumehood.engine.cgroups import Home
 from fumehood.engine.engine import Engine
 from fumehood.engine.zygotes import Zygote
 from fumehood.errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
@@ -571,7 +572,9 @@ def test_nothing_is_left_open_by_a_zygote_that_died(own_engine: Own) -> None:
 
 
 def group_descriptors(zygote: Zygote) -> list[int]:
-    return [fd for group in zygote.groups._groups for fd in (*group.doors, group._occupant)]
+    home = zygote.groups.home
+    held = home.held.values() if isinstance(home, Home) else ()
+    return [*held, *(fd for group in zygote.groups._groups for fd in (*group.doors, group._occupant))]
 
 
 # ---- interpreters that do not start

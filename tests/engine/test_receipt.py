@@ -18,10 +18,10 @@ LIMITS = Limits(memory_bytes=64 << 20, processes=9)
 _MEMORY = Unavailable("make a memory group", errno.EACCES, "delegate a memory group")
 _PIDS = Unavailable("make a pids group", errno.EROFS, "delegate a pids group")
 HOMES = {
-    "v1": Home(1, {"memory": "/m", "pids": "/p"}, {}),
-    "v2": Home(2, {"memory": "/g", "pids": "/g"}, {}),
-    "memory-only": Home(1, {"memory": "/m"}, {"pids": _PIDS}),
-    "pids-only": Home(1, {"pids": "/p"}, {"memory": _MEMORY}),
+    "v1": Home(1, {"memory": "/m", "pids": "/p"}, {}, {}),
+    "v2": Home(2, {"memory": "/g", "pids": "/g"}, {}, {}),
+    "memory-only": Home(1, {"memory": "/m"}, {"pids": _PIDS}, {}),
+    "pids-only": Home(1, {"pids": "/p"}, {"memory": _MEMORY}, {}),
     "none": Unavailable("find cgroup", errno.ENOENT, "mount cgroups"),
 }
 FAILURE = Failure("map_ids", errno.EPERM, "it said no")

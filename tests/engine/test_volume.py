@@ -282,14 +282,18 @@ def test_what_a_killed_process_left_behind_is_swept(tmp_path, monkeypatch):
     gone = tmp_path / "fumehood-4194305-abc"  # a higher number than the kernel gives to a process
     gone.mkdir()
     (gone / "file").write_text("left")
-    alive, other = tmp_path / f"fumehood-{os.getpid()}-abc", tmp_path / "fumehood-notes"
-    alive.mkdir()
+    used, other = private.make(discover("/usr/bin/python3"), None), tmp_path / "fumehood-notes"
+    assert not gone.exists()
+    gone.mkdir()
     other.mkdir()
+    monkeypatch.setattr(private, "_swept", 0)
     made = private.make(discover("/usr/bin/python3"), None)
     assert not gone.exists()
-    assert alive.exists()
+    assert os.path.isdir(used)
     assert other.exists()
-    private.remove(made)
+    for directory in (made, used):
+        private.remove(directory)
+    assert [path.name for path in tmp_path.iterdir()] == ["fumehood-notes"]
 
 
 def test_removing_a_directory_that_is_gone_touches_nothing_above_it(tmp_path):

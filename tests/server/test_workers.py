@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +17,6 @@ from processes import LASTING, all_gone, beneath, is_stopped, waiting
 from sockets import listen, opened, ticket
 from websockets.exceptions import InvalidStatus
 
-from fumehood.engine import cgroups, private
 from fumehood.errors import BadArgument
 from fumehood.server import ids
 from fumehood.server.peers import socket_path
@@ -275,30 +273,6 @@ def test_whoever_is_killed_in_mid_run_leaves_nothing_running(
         return not _left(tmp_path, pids) and not _groups(pids)
 
     assert wait_until(tidied)
-
-
-def test_what_a_killed_server_left_goes_although_nobody_has_asked_about_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An init that is slow to ask leaves it among the processes, and each process sweeps once."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(private, "_swept", 0)
-    killed = subprocess.Popen(["sleep", "3600"])
-    left = [tmp_path / f"fumehood-{killed.pid}-1", tmp_path / "groups" / f"fumehood-{killed.pid}-1"]
-    try:
-        for directory in left:
-            directory.mkdir(parents=True)
-        cgroups._sweep(str(tmp_path / "groups"))
-        assert left[1].is_dir()  # it lives
-        killed.kill()
-        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
-        assert os.path.exists(f"/proc/{killed.pid}")
-        cgroups._sweep(str(tmp_path / "groups"))
-        private.sweep()
-        assert not any(directory.exists() for directory in left)
-    finally:
-        killed.kill()
-        killed.wait()
 
 
 def test_a_restart_removes_the_files_of_a_server_that_was_killed(start: Start, open_path: Path) -> None:

@@ -8,18 +8,19 @@ and goes there as its first deed.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import select
 import time
 from typing import NamedTuple
 
+from .. import in_use
+from ..errors import EngineFailed
 from ..guest.procfs import PARENT, stat
 from ..types import Limits
 from .diagnose import fix_for
-from .procfs import has_ended
 
-_PREFIX = "fumehood-"
-_LEAF = f"/{_PREFIX}host"
+_LEAF = "/fumehood-host"
 _CONTROLLERS = ("memory", "pids")
 _SPARE = 16
 
@@ -36,6 +37,11 @@ class Home(NamedTuple):
     version: int
     directories: dict[str, str]  # controller: directory that we own
     missing: dict[str, Unavailable]
+    held: dict[str, int]  # directory: the descriptor that keeps others from sweeping it
+
+    def release(self) -> None:
+        while self.held:
+            os.close(self.held.popitem()[1])
 
     @property
     def mechanism(self) -> str:
@@ -82,6 +88,10 @@ class Group:
     def occupy(self, pidfd: int, *, until_cleared: bool) -> None:
         self._occupant = pidfd
         self._held = until_cleared
+
+    def is_there(self) -> bool:
+        """Whether nobody has removed it under us."""
+        return all(map(os.path.isdir, self.paths.values()))
 
     def is_free(self, wait_s: float = 0.0) -> bool:
         """Whether the last cell is gone to its last process."""
@@ -207,12 +217,28 @@ class Groups:
         """One that nobody is in; None where there are no groups."""
         if not isinstance(self.home, Home):
             return None
-        for group in self._groups:
+        for group in list(self._groups):
             if group.is_free():
-                return group
+                if group.is_there():
+                    return group
+                self._groups.remove(group)
+                group.remove()
         self._made += 1
-        self._groups.append(Group(self.home, str(self._made)))
-        return self._groups[-1]
+        try:
+            group = Group(self.home, str(self._made))
+        except FileNotFoundError:
+            group = Group(self._new_home(self.home), str(self._made))
+        self._groups.append(group)
+        return group
+
+    def _new_home(self, removed: Home) -> Home:
+        """In place of one that somebody removed under us."""
+        home = find_home()
+        if not isinstance(home, Home) or home.directories.keys() != removed.directories.keys():
+            raise EngineFailed("our control groups were removed, and no others can be made: start this process again")
+        removed.release()
+        self.home = home
+        return home
 
     def trim(self) -> None:
         """Each costs descriptors: keep no more idle ones than the next few cells will want."""
@@ -229,11 +255,14 @@ class Groups:
         if isinstance(self.home, Home):
             for path in set(self.home.directories.values()):
                 _remove(path)
+            self.home.release()
 
     def let_go(self) -> None:
         """In a forked child: only the descriptors are its own."""
         for group in self._groups:
             group.let_go()
+        if isinstance(self.home, Home):
+            self.home.release()
 
 
 def find_home() -> Home | Unavailable:
@@ -244,7 +273,8 @@ def find_home() -> Home | Unavailable:
     version = 2 if "" in ours else 1
     directories: dict[str, str] = {}
     missing: dict[str, Unavailable] = {}
-    name = f"{_PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
+    held: dict[str, int] = {}
+    name = f"{in_use.prefix()}{os.urandom(8).hex()}"
     if version == 2:
         own = ours.pop("").removesuffix(_LEAF)  # we may have stepped aside before
         ours = dict.fromkeys(_offered(own), own)
@@ -255,19 +285,28 @@ def find_home() -> Home | Unavailable:
         own = ours[controller]
         path = f"{own}/{name}"
         try:
-            _sweep(own)
+            in_use.sweep(own, _remove)
             if version == 2:
                 _step_aside(own)
                 _write(f"{own}/cgroup.subtree_control", f"+{controller}")
-            os.makedirs(path, exist_ok=True)
+            if path not in held:
+                held[path] = in_use.make(functools.partial(_made, path))[1]
             if version == 2:
                 _write(f"{path}/cgroup.subtree_control", f"+{controller}")
             directories[controller] = path
         except OSError as error:
             missing[controller] = _missing(f"make a {controller} control group", error.errno or 0)
     if not directories:
+        for path in held:
+            _remove(path)
+        Home(version, directories, missing, held).release()
         return missing[_CONTROLLERS[0]]
-    return Home(version, directories, missing)
+    return Home(version, directories, missing, held)
+
+
+def _made(path: str) -> str:
+    os.mkdir(path)
+    return path
 
 
 def _missing(step: str, number: int) -> Unavailable:
@@ -344,14 +383,6 @@ def _beneath(path: str, root: str) -> str:
     if root == "/":
         return path
     return path.removeprefix(root) if path == root or path.startswith(f"{root}/") else ""
-
-
-def _sweep(own: str) -> None:
-    """Directories that a killed process of ours left behind."""
-    for entry in os.listdir(own):
-        owner = entry.removeprefix(_PREFIX).partition("-")[0]
-        if entry.startswith(_PREFIX) and owner.isdigit() and has_ended(owner):
-            _remove(f"{own}/{entry}")
 
 
 def _remove(path: str) -> None:

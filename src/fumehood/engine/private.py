@@ -6,19 +6,22 @@ import os
 import stat
 import tempfile
 
+from .. import in_use
 from .layout import Layout
-from .procfs import has_ended
 
 _PASSES = 1 << 16  # more than a program can nest
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PREFIX = "fumehood-"
+_held: dict[str, int] = {}  # the descriptor that says that we use it
+_left: list[str] = []  # could not be removed, for want of descriptors perhaps
 _swept = 0  # by which process
 _PARTS = ("workspace", "program", "tmp", "home", "bin")
 
 
 def make(layout: Layout, owner: int | None) -> str:
     sweep(owner)
-    directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    if _left:
+        remove(_left.pop())
+    directory, _held[directory] = in_use.make(lambda: tempfile.mkdtemp(prefix=in_use.prefix()))
     try:
         for name in _PARTS:
             os.mkdir(f"{directory}/{name}", 0o700)
@@ -40,15 +43,7 @@ def sweep(owner: int | None = None) -> None:
     if _swept == os.getpid():
         return
     _swept = os.getpid()
-    for entry in os.scandir(tempfile.gettempdir()):
-        pid = entry.name.removeprefix(_PREFIX).partition("-")[0]
-        if entry.name.startswith(_PREFIX) and pid.isdigit() and has_ended(pid):
-            try:
-                is_ours = entry.stat(follow_symlinks=False).st_uid in (os.geteuid(), owner)
-                if is_ours and entry.is_dir(follow_symlinks=False):
-                    remove(entry.path)
-            except OSError:
-                pass  # somebody else does the same
+    in_use.sweep(tempfile.gettempdir(), remove, {os.geteuid(), os.geteuid() if owner is None else owner})
 
 
 def add_session_parts(directory: str, owner: int | None) -> None:
@@ -65,23 +60,37 @@ def remove(directory: str) -> None:
     What lies deeper is first moved up beside it: a program may nest directories deeper than we may open at once.
     """
     parent, name = os.path.split(directory)
+    above = -1
     try:
         above = os.open(parent, _DIRECTORY & ~os.O_NOFOLLOW)
-    except OSError:
-        return  # gone
-    try:
-        top = _opened(name, above)
-        if top < 0:
-            return
-        try:
-            _empty(top)
-        finally:
-            os.close(top)
+        if (top := _opened(name, above)) >= 0:
+            try:
+                _empty(top)
+            finally:
+                os.close(top)
         os.rmdir(name, dir_fd=above)
+    except FileNotFoundError:
+        pass
     except OSError:
-        pass  # the next start sweeps what is left
+        _left.append(directory)
     finally:
-        os.close(above)
+        if above >= 0:
+            os.close(above)
+        _let_go(directory)
+
+
+def _let_go(directory: str) -> None:
+    if (fd := _held.pop(directory, -1)) >= 0:
+        os.close(fd)
+
+
+def _after_fork() -> None:
+    """They are the parent's, who holds them still."""
+    for directory in list(_held):
+        _let_go(directory)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _empty(top: int) -> None:

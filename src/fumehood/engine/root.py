@@ -95,13 +95,15 @@ class Root:
                     group.clear()
                 private.remove(directory)
 
-        cell = Cell()
+        cell = None
         try:
+            cell = Cell()
             if shows:
                 self._let_show(cell, directory)
             group = self.zygote.make_cell(self._order_for(limits, directory, waits, shows), limits, cell)
         except BaseException:
-            cell.close()
+            if cell is not None:
+                cell.close()
             clear()
             raise
         cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
@@ -171,6 +173,8 @@ class Root:
         try:
             return private.make(self.layout, self.owner)
         except OSError as error:
+            if (said := exhausted(error)) is not None:
+                raise EngineFailed(said) from error
             step = "become" if self.owner is not None else "private_directory"
             raise SetupFailed(Failure(step, error.errno or 0, str(error))) from error
 

@@ -183,9 +183,9 @@ class Supervisor:
     def _clean_up(self) -> None:
         """The host is gone and cannot remove the program's directory."""
         if self._directory is not None:
-            import shutil  # only ever needed here
+            from .private import remove  # only ever needed here
 
-            shutil.rmtree(self._directory, ignore_errors=True)
+            remove(self._directory)
 
     def _watch(self) -> None:
         """Add up the tree where the kernel does not do it for us."""

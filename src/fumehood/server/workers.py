@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from .. import in_use
 from ..config import Settings
 from ..engine import private
 from . import log
@@ -40,9 +41,12 @@ def supervise(options: ServerOptions, settings: Settings, listening: socket.sock
     """Keep `workers` of them running until a signal; the exit code."""
     log_as_lines()
     private.sweep()
-    # Mode 0700, and named as what a killed process of ours leaves and a later one sweeps.
-    with tempfile.TemporaryDirectory(prefix=f"fumehood-{os.getpid()}-") as directory:
+    directory, held = in_use.make(lambda: tempfile.mkdtemp(prefix=in_use.prefix()))  # only this user may enter it
+    try:
         return asyncio.run(_Supervisor(options._replace(peers_dir=directory), settings, listening).run(ready))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(held)
 
 
 class _Supervisor:
