@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,28 @@ def public_path() -> Iterator[Path]:
     for folder, _, _ in os.walk(path):
         os.chmod(folder, 0o700)
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def elsewhere() -> Callable[[str, str], str]:
+    """Runs Python as the first process of a pid namespace of its own, which takes with it whatever is left there.
+
+    elsewhere(code, directory for temporary files) is what it prints.
+    """
+    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    unshare = ["unshare", *own, "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespace can be made here")
+
+    def run(code: str, tmp: str) -> str:
+        done = subprocess.run(
+            [*unshare, sys.executable, "-c", f"import os\nassert os.getpid() == 1\n{code}"],
+            env={**os.environ, "TMPDIR": tmp},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=HANG_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

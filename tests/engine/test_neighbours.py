@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from fumehood.errors import IsolationUnavailable
 from fumehood.types import Limits
 from support import HANG_S
 
-Elsewhere = Callable[[str], str]
+Elsewhere = Callable[[str, str], str]
 RUNS = """
 import fumehood
 print(fumehood.get_sandbox(isolation='confined', store_code='never').execute('print(1)').stdout)
@@ -40,28 +37,6 @@ def place(public_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return public_path
 
 
-@pytest.fixture
-def elsewhere(place: Path) -> Elsewhere:
-    """Runs Python as the first process of a pid namespace of its own."""
-    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    unshare = ["unshare", *own, "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("no pid namespace can be made here")
-
-    def run(code: str) -> str:
-        done = subprocess.run(
-            [*unshare, sys.executable, "-c", f"import os\nassert os.getpid() == 1\n{code}"],
-            env={**os.environ, "TMPDIR": str(place)},
-            capture_output=True,
-            encoding="utf-8",
-            timeout=HANG_S,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
-
-
 @pytest.mark.parametrize("level", ["confined", "process"])
 def test_a_neighbour_leaves_the_files_of_a_session_that_lives(level: str, place: Path, elsewhere: Elsewhere) -> None:
     left = place / "fumehood-1-left"
@@ -69,7 +44,7 @@ def test_a_neighbour_leaves_the_files_of_a_session_that_lives(level: str, place:
         assert session.run("open('kept', 'w').write('kept'); x = 1").exit_code == 0
         before = set(place.iterdir())
         left.mkdir()
-        assert elsewhere(RUNS) == "1\n\n"
+        assert elsewhere(RUNS, str(place)) == "1\n\n"
         assert not left.exists(), "it did not sweep"
         assert set(place.iterdir()) == before
         assert session.run("print(open('kept').read(), x)").stdout == "kept 1\n"
@@ -78,19 +53,19 @@ def test_a_neighbour_leaves_the_files_of_a_session_that_lives(level: str, place:
 
 def test_what_a_neighbour_of_the_same_number_left_is_swept(place: Path, elsewhere: Elsewhere) -> None:
     """A container that is started again is number 1 again."""
-    assert elsewhere(DIES) == "0\n"
+    assert elsewhere(DIES, str(place)) == "0\n"
     assert [path.name.startswith("fumehood-1-") for path in place.iterdir()] == [True]
-    assert elsewhere(RUNS) == "1\n\n"
+    assert elsewhere(RUNS, str(place)) == "1\n\n"
     assert not list(place.iterdir())
 
 
-def test_a_neighbour_leaves_the_control_groups_that_others_use(elsewhere: Elsewhere) -> None:
+def test_a_neighbour_leaves_the_control_groups_that_others_use(place: Path, elsewhere: Elsewhere) -> None:
     with get_sandbox(store_code="never", timeout_sec=HANG_S, warm_cells=0) as sandbox:
         assert sandbox.execute("print(1)").stdout == "1\n"
         ours = {path for group in groups() for path in group.paths.values()}
         if not ours:
             pytest.skip("no control groups can be made here")
-        assert elsewhere(RUNS) == "1\n\n"
+        assert elsewhere(RUNS, str(place)) == "1\n\n"
         assert all(map(os.path.isdir, ours))
         assert sandbox.execute("print(2)").stdout == "2\n"
 

@@ -50,6 +50,7 @@ def opened(level: str, caller: Caller = ROOT, **changes: Any) -> CellPlan:
         "readable": ("/usr",),
         "drop_root": True,
         "landlock": True,
+        "keeps_signals": True,
         "others": None,
         **changes,
     }
@@ -128,7 +129,7 @@ def test_planning_asks_nothing_of_the_machine(level: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("level", ["confined", "process"])
 def test_only_a_sealed_zygote_has_namespaces(level: str) -> None:
-    assert plan.plan_zygote(level, layout(), ROOT) == ZygotePlan(0, ())  # type: ignore[arg-type]
+    assert plan.plan_zygote(level, layout(), ROOT) == ZygotePlan(0, (("adopt_orphans",),))  # type: ignore[arg-type]
 
 
 def test_an_ordinary_users_zygote_maps_its_own_id_before_anything_else() -> None:
@@ -356,7 +357,12 @@ def test_one_sized_file_system_holds_all_that_is_writable() -> None:
 def test_a_supervisor_outside_adopts_and_dies_with_its_zygote() -> None:
     for level in ("confined", "process"):
         cell = opened(level)
-        assert names(cell.cell_steps) == ["adopt_orphans", "die_with_parent"]
+        assert names(cell.cell_steps) == [
+            *("adopt_orphans", "die_with_parent"),
+            *("no_new_privileges", "keep_signals_inside"),
+        ]
+        assert names(opened(level, keeps_signals=False).cell_steps) == ["adopt_orphans", "die_with_parent"]
+        assert ("die_with_parent", 9) in cell.program_steps
         assert cell.flags == 0
         assert cell.disk is None
 
@@ -364,7 +370,7 @@ def test_a_supervisor_outside_adopts_and_dies_with_its_zygote() -> None:
 @CALLERS
 def test_confined_gives_up_rights_then_files_then_calls(caller: Caller) -> None:
     order = names(opened("confined", caller).program_steps)
-    wanted = ["limits", "shed_capabilities", "no_new_privileges", "landlock", "seccomp"]
+    wanted = ["limits", "shed_capabilities", "no_new_privileges", "die_with_parent", "landlock", "seccomp"]
     assert [name for name in order if name != "become"] == wanted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+import math
 import os
 import select
 import signal
@@ -70,6 +71,8 @@ class Cell:
         self._outlives = False  # whether processes may be left when the program has ended
         self._used = (0.0, 0)  # seconds of CPU and bytes, when it was killed
         self._look_at = 0.0
+        self._insist_at = math.inf  # when a supervisor that was told to end must have
+        self._left_orphans = False
         self._failure: frames.Failure | None = None
         self.is_ready = False
         self.shows = False
@@ -104,12 +107,24 @@ class Cell:
         self._control.setblocking(False)
         return self.is_ready and self._failure is None
 
-    def belong(self, *, sealed: bool, group: Group | None, receipt: Receipt, is_orphan: Callable[[], bool]) -> None:
-        """`is_orphan`: whether its zygote is gone, which takes a sealed cell with it."""
+    def belong(
+        self,
+        *,
+        sealed: bool,
+        group: Group | None,
+        receipt: Receipt,
+        is_orphan: Callable[[], bool],
+        kill_orphans: Callable[[], None],
+    ) -> None:
+        """`is_orphan`: whether its zygote is gone, which takes a sealed cell with it.
+
+        `kill_orphans`: what its supervisor left, if that was killed.
+        """
         self._sealed = sealed
         self._group = group
         self.receipt = receipt
         self._is_orphan = is_orphan
+        self._kill_orphans = kill_orphans
 
     def show(self, prefixes: dict[str, str], owner: int | None, top: int = -1) -> None:
         """Its program's files are to be read. `top`: where they are, unless the cell itself will say so."""
@@ -168,10 +183,10 @@ class Cell:
                 self._used = usage.of_tree(self._pidfd)  # who is killed cannot be asked any more
         finally:
             self._outlives = True
-            try:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL if self._sealed else KILL_TREE)
-            except ProcessLookupError:
-                pass
+            self._insist_at = time.monotonic() + _GONE_S
+            self._signal(signal.SIGKILL if self._sealed else KILL_TREE)
+            if not self._sealed:
+                self._signal(signal.SIGCONT)  # a program there may have stopped it
 
     def is_gone(self, wait_s: float) -> bool:
         poll = select.poll()
@@ -203,7 +218,12 @@ class Cell:
         """All of it, and wait for that. What was written is there to be read."""
         if not self.has_ended:
             self.kill()
-            self.is_gone(_GONE_S)
+            if not self.is_gone(_GONE_S):
+                self._insist()
+                self.is_gone(_GONE_S)
+        if self._left_orphans:
+            self._left_orphans = False
+            self._kill_orphans()
 
     def close(self) -> None:
         if self._control.fileno() < 0:
@@ -218,9 +238,24 @@ class Cell:
 
     # --- inside
 
+    def _signal(self, number: int) -> None:
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            pass
+
+    def _insist(self) -> None:
+        """Its supervisor does not do what it was told: without it, the zygote has to."""
+        self._insist_at = math.inf
+        if not self._sealed:
+            self._signal(signal.SIGKILL)
+            self._left_orphans = True
+
     def _look(self, now: float) -> None:
         """The kernel kills one process of a tree that ran out of memory; we end it all, as the limit is the tree's."""
         self._look_at = now + _LOOK_S
+        if now >= self._insist_at:
+            self._insist()
         if self.while_it_runs is not None:
             self.while_it_runs()
             self.while_it_runs = None
@@ -268,6 +303,7 @@ class Cell:
                     return
         except BlockingIOError:
             return
+        self._left_orphans = not self._sealed
         reason = self._reason(killed=True, flags=0)
         if reason == "signal" and not self._outlives:  # nobody whom we know of has killed it
             self._lost = self._why_lost()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import signal
 from typing import Any, NamedTuple
 
 from ..types import Level, Limits
@@ -98,7 +99,7 @@ def plan_zygote(
 ) -> ZygotePlan:
     """`package`: our own modules, for a zygote that has to start anew inside its root."""
     if level != "sealed":
-        return ZygotePlan(0, ())
+        return ZygotePlan(0, (("adopt_orphans",),))  # of supervisors that were killed
     parked: dict[str, str] = {}
     trees = []
     directories = [*_SKELETON_DIRECTORIES]
@@ -210,6 +211,7 @@ def plan_open_cell(
     readable: tuple[str, ...],
     drop_root: bool,
     landlock: bool,
+    keeps_signals: bool,
     others: int | None,
 ) -> CellPlan:
     """`confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside.
@@ -224,11 +226,14 @@ def plan_open_cell(
     if level == "confined":
         steps.append(("shed_capabilities",))
     steps.append(("no_new_privileges",))
+    steps.append(("die_with_parent", int(signal.SIGKILL)))  # should its supervisor be killed
     if level == "confined" and landlock:
         steps.append(("landlock", readable, (directory, "/dev/shm", "/dev/null", "/dev/zero", "/dev/full")))
     if level == "confined" and seccomp is not None:
         steps.append(("seccomp", seccomp))
     cell_steps: tuple[Step, ...] = (("adopt_orphans",), ("die_with_parent", KILL_TREE))
+    if keeps_signals:
+        cell_steps += (("no_new_privileges",), ("keep_signals_inside",))
     return CellPlan(0, cell_steps, tuple(steps), f"{directory}/workspace", f"{directory}/program", None)
 
 

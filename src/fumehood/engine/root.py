@@ -20,6 +20,7 @@ from .layout import discover
 from .pool import Pool
 from .zygotes import SetupFailed, Zygote
 
+_SCOPES_SIGNALS = 6  # the Landlock ABI from which on it does
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
 
@@ -106,10 +107,19 @@ class Root:
                 cell.close()
             clear()
             raise
-        cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
-        cell.directory = directory
+        self._adopt(cell, directory, group, limits)
         cell.when_closed(clear)
         return cell
+
+    def _adopt(self, cell: Cell, directory: str | None, group: Group | None, limits: Limits) -> None:
+        cell.directory = directory
+        cell.belong(
+            sealed=directory is None,
+            group=group,
+            receipt=self.receipt(limits),
+            is_orphan=self.zygote.is_gone,
+            kill_orphans=self.zygote.kill_orphans,
+        )
 
     def _let_show(self, cell: Cell, directory: str | None) -> None:
         if directory is None:
@@ -141,8 +151,7 @@ class Root:
             cell.close()
             raise
         self.zygote.make_cell(order, limits, cell, group, is_shared=True)
-        cell.belong(sealed=directory is None, group=group, receipt=self.receipt(limits), is_orphan=self.zygote.is_gone)
-        cell.directory = directory
+        self._adopt(cell, directory, group, limits)
 
     def pool(self, limits: Limits, maximum: int, *, shows: bool = False) -> Pool:
         """The one for these limits: they are built into a cell."""
@@ -236,6 +245,7 @@ class Root:
             readable=(*self.layout.trees, *self.layout.devices, *_READABLE, *shown),
             drop_root=self.owner is not None,
             landlock=bool(self._landlock),
+            keeps_signals=self._keeps_signals,
             others=None if self.zygote.groups.counts("pids") else _tasks_of(self.owner or self.caller.uid),
         )
 
@@ -265,6 +275,11 @@ class Root:
                 "processes": None if self.zygote.groups.counts("pids") else limits.processes,
             }
         )
+
+    @property
+    def _keeps_signals(self) -> bool:
+        """Whether a supervisor can reach its own processes and nobody else: the kernel then kills them all at once."""
+        return self.level != "sealed" and self.zygote.landlock_abi >= _SCOPES_SIGNALS
 
     def _watches(self) -> bool:
         """Whether the supervisor must add up the tree's memory, and can."""

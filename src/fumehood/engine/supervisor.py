@@ -12,8 +12,6 @@ import resource
 import time
 
 from ..guest.procfs import (
-    PARENT,
-    STATE,
     SYSTEM,
     THREADS,
     USER,
@@ -24,7 +22,7 @@ from ..guest.procfs import (
     stat,
 )
 from ..guest.wire import DONE
-from . import frames
+from . import frames, tree
 from .flags import KILL_TREE, WAKE
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
@@ -40,11 +38,14 @@ _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _NO_PROGRAM_S = 0.0005
 _HUNT_S = 1.5
+_LONG_HUNT_S = 60.0  # once the host knows the end
+_REAP_S = 0.05  # then it is killed again
 _REAPED_AT_ONCE = 256  # then the host is heard, however fast a program's processes come and go
 
 
 class Supervisor:
-    def __init__(self, control: int, child: int, order: dict[str, Any]):
+    def __init__(self, control: int, child: int, order: dict[str, Any], *, keeps_signals: bool):
+        """`keeps_signals`: it was seen that ours reach our descendants alone."""
         self._control = control
         self._child = child
         self._sealed: bool = order["sealed"]
@@ -53,6 +54,7 @@ class Supervisor:
         self._processes: int | None = order["processes"]  # where no cgroup counts them
         self._directory: str | None = order["directory"]
         self._waits: bool = order["waits"]
+        self._reaches_its_own_alone = keeps_signals or os.getpid() == 1  # by `kill(-1)`, which is one step for all
         self._flags = 0
         self._are_more_dead = False
 
@@ -89,7 +91,7 @@ class Supervisor:
                 if ended is not None:
                     return self._report(*ended)
             if signo == KILL_TREE and not self._sealed:
-                _send(self._child, signal.SIGKILL)
+                tree.send(self._child, signal.SIGKILL)
                 return self._report(signal.SIGKILL, None)
             if signo in _EXIT_CODES and info.si_code == _SI_USER and info.si_pid == self._child:
                 return self._report(_EXIT_CODES[signo] << 8, None)
@@ -138,15 +140,19 @@ class Supervisor:
     def give_up(self) -> None:
         """A defect of ours: nothing may run on unwatched. Where there is a pid namespace, our end is that of all."""
         if not self._sealed:
-            _send(self._child, signal.SIGKILL)
+            tree.send(self._child, signal.SIGKILL)
             self._hunt()
 
     def _interrupt(self) -> None:
         """The program may go on afterwards; what it has started may not."""
-        for pid in self._tree():
-            if pid != self._child:
-                _send(pid, signal.SIGKILL)
-        _send(self._child, signal.SIGINT)
+        if self._reaches_its_own_alone:
+            tree.send(-1, signal.SIGSTOP)  # nobody forks away while the rest is looked for
+            for pid in self._others():
+                tree.send(pid, signal.SIGKILL)
+        else:
+            tree.kill(self._others, time.monotonic() + _HUNT_S)
+        tree.send(self._child, signal.SIGINT)
+        tree.send(self._child, signal.SIGCONT)
 
     def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
         if status and self._disk and _is_full(self._disk):
@@ -160,10 +166,11 @@ class Supervisor:
                 self._flags |= frames.HAD_OTHERS  # the host waits until all of them are gone
             if usage is None:
                 cpu_ns += self._cpu_ns_of_others()
-        if not self._sealed:
-            self._hunt()
+        is_clean = self._sealed or self._hunt()
         if not self._tell(frames.exited(status, cpu_ns, max_rss, self._flags)):
             self._clean_up()
+        if not is_clean:
+            self._hunt(_LONG_HUNT_S)
 
     def _has_others(self) -> bool:
         """Whether the program has started processes or threads: cheap, where there is a pid namespace."""
@@ -183,46 +190,49 @@ class Supervisor:
     def _clean_up(self) -> None:
         """The host is gone and cannot remove the program's directory."""
         if self._directory is not None:
-            from .private import remove  # only ever needed here
+            import shutil  # only ever needed here
 
-            remove(self._directory)
+            try:
+                shutil.rmtree(self._directory, ignore_errors=True)
+            except RecursionError:
+                pass  # before Python 3.13; the next start sweeps what is left
 
     def _watch(self) -> None:
         """Add up the tree where the kernel does not do it for us."""
-        tree = self._tree()
-        if self._processes and self._count_tasks(tree) >= self._processes:
+        pids = self._tree()
+        if self._processes and self._count_tasks(pids) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
         files = 0
         if self._disk:
             space = os.statvfs(self._disk)
             files = (space.f_blocks - space.f_bfree) * space.f_frsize
-        if not self._memory or files + sum(map(_resident_bytes, tree)) <= self._memory:
+        if not self._memory or files + sum(map(_resident_bytes, pids)) <= self._memory:
             return
-        if files + sum(map(_proportional_bytes, tree)) > self._memory:  # shared pages counted once
+        if files + sum(map(_proportional_bytes, pids)) > self._memory:  # shared pages counted once
             self._flags |= frames.MEMORY_KILL
-            _send(self._child, signal.SIGKILL)
+            tree.send(self._child, signal.SIGKILL)
 
-    def _count_tasks(self, tree: list[int]) -> int:
-        return sum(int(fields[THREADS]) for fields in map(stat, tree) if fields)
+    def _count_tasks(self, pids: list[int]) -> int:
+        return sum(int(fields[THREADS]) for fields in map(stat, pids) if fields)
 
     def _tree(self) -> list[int]:
-        return [pid for pid in _processes() if pid != 1] if self._sealed else _descendants(os.getpid())
+        return [pid for pid in tree.processes() if pid != 1] if self._sealed else tree.descendants(os.getpid())
 
-    def _hunt(self) -> None:
-        """Stop everything that is left, so that nothing forks meanwhile, then kill it."""
-        deadline = time.monotonic() + _HUNT_S
+    def _others(self) -> list[int]:
+        return [pid for pid in self._tree() if pid != self._child]
+
+    def _hunt(self, within_s: float = _HUNT_S) -> bool:
+        """Everything that is left. Whether the kernel knows of no child of ours any more."""
+        deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            stopped: set[int] = set()
-            while fresh := set(_descendants(os.getpid())) - stopped:
-                for pid in fresh:
-                    _send(pid, signal.SIGSTOP)
-                stopped |= fresh
-                if time.monotonic() > deadline:
-                    break
-            for pid in stopped:
-                _send(pid, signal.SIGKILL)
-            if self._reap_all(deadline) and not stopped:
-                return
+            if self._reaches_its_own_alone:
+                tree.send(-1, signal.SIGKILL)  # all at once: nobody forks out of it, and nobody else is in reach
+                found = False
+            else:
+                found = tree.kill(lambda: tree.descendants(os.getpid()), deadline)
+            if self._reap_all(min(deadline, time.monotonic() + _REAP_S)) and not found:
+                return True
+        return False
 
     def _reap_all(self, deadline: float) -> bool:
         """Until there is nobody left: a dead process that nobody has waited for still counts against the limit."""
@@ -233,13 +243,6 @@ class Supervisor:
             return False
         except ChildProcessError:
             return True
-
-
-def _send(pid: int, signo: int) -> None:
-    try:
-        os.kill(pid, signo)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
@@ -268,29 +271,6 @@ def _resident_bytes(pid: int) -> int:
 def _proportional_bytes(pid: int) -> int:
     """A process that hides its maps pays in full for what it shares."""
     return number(read(f"/proc/{pid}/smaps_rollup"), b"Pss:") * 1024 or _resident_bytes(pid)
-
-
-def _processes() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for pid in _processes():
-        fields = stat(pid)
-        # Dead is only who has no thread left: the first one may end before the others.
-        if fields and (fields[STATE] != b"Z" or int(fields[THREADS]) > 1):
-            children.setdefault(int(fields[PARENT]), []).append(pid)
-    found: list[int] = []
-    pending = [root]
-    while pending:
-        for pid in children.get(pending.pop(), ()):
-            found.append(pid)
-            pending.append(pid)
-    return found
 
 
 def _is_full(path: str) -> bool:

@@ -18,10 +18,12 @@ import os
 import select
 import site
 import sys
+import time
 
 from ..guest import rlimits, runner, worker
+from ..guest.procfs import STARTED, stat
 from . import _syscalls as sys_calls
-from . import frames
+from . import frames, tree
 from .flags import CONTROL, FS, NEWNET, NEWNS
 from .jail import Jail, StepFailed, program_may_be_seen, send_with
 from .supervisor import WATCHED, Supervisor
@@ -35,6 +37,8 @@ _CONTROL, _HOST = CONTROL, 4
 _INSIDE = "inside"
 _MAX_ORDER = 1 << 18
 _MAX_FDS = 8  # a program's three streams, its cell's socket to the host, the doors of its control group
+_MANY_CELLS = 256
+_ORPHANS_S = 5.0
 _NO_BIRTH_INTO_GROUP = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.E2BIG)
 
 
@@ -139,6 +143,7 @@ def _forget_ourselves() -> None:
 def _serve(control: socket.socket) -> NoReturn:
     network = _Network()
     volumes = _Volumes()
+    orphans = _Orphans()
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(_HOST, select.POLLIN)
@@ -157,7 +162,7 @@ def _serve(control: socket.socket) -> NoReturn:
             os._exit(0)
         number, content = frames.parse_answer(data)
         try:
-            answer, given = _obey(marshal.loads(content), fds, network, volumes)
+            answer, given = _obey(marshal.loads(content), fds, network, volumes, orphans)
         except StepFailed as failure:
             answer, given = frames.failed(failure.step, failure.errno, failure.detail), -1
         except Exception as error:  # one bad order must not end the cells of all others
@@ -170,8 +175,13 @@ def _serve(control: socket.socket) -> NoReturn:
         served += served < 2
 
 
-def _obey(order: dict[str, Any], fds: list[int], network: _Network, volumes: _Volumes) -> tuple[bytes, int]:
+def _obey(
+    order: dict[str, Any], fds: list[int], network: _Network, volumes: _Volumes, orphans: _Orphans
+) -> tuple[bytes, int]:
     """The answer, and the descriptor that goes with it."""
+    if "kill_orphans" in order:
+        orphans.kill()
+        return frames.MADE, -1
     if "make_volume" in order:
         return frames.MADE, volumes.make(order, fds)
     if "drop_volume" in order:
@@ -179,7 +189,7 @@ def _obey(order: dict[str, Any], fds: list[int], network: _Network, volumes: _Vo
         return frames.MADE, -1
     volumes.enter(order["volume"])
     try:
-        return frames.BORN, _make_cell(network.use(order), fds)
+        return frames.BORN, _make_cell(network.use(order), fds, orphans)
     finally:
         volumes.leave(order["volume"])
 
@@ -237,6 +247,32 @@ class _Network:
         return order
 
 
+class _Orphans:
+    """What a supervisor that was killed leaves to us, at the levels without a pid namespace."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, bytes] = {}  # their first processes, and when each was born
+
+    def spare(self, cell: int) -> None:
+        if len(self._cells) > _MANY_CELLS:
+            self._forget_the_dead()
+        if fields := stat(cell):
+            self._cells[cell] = fields[STARTED]
+
+    def kill(self) -> None:
+        until = time.monotonic() + _ORPHANS_S
+        while tree.kill(self._find, until) and time.monotonic() < until:
+            pass
+
+    def _find(self) -> list[int]:
+        self._forget_the_dead()
+        found = [pid for pid in tree.children(os.getpid()) if pid not in self._cells]
+        return found + tree.descendants(*found)
+
+    def _forget_the_dead(self) -> None:
+        self._cells = {pid: born for pid, born in self._cells.items() if stat(pid)[STARTED:][:1] == [born]}
+
+
 class _Volumes:
     """Files that outlive cells: each volume is a mount namespace of its own, kept by a descriptor.
 
@@ -268,8 +304,8 @@ class _Volumes:
     def _build(self, order: dict[str, Any], trees: list[int]) -> int:
         sys_calls.unshare(NEWNS)
         Jail().apply(order["steps"])
-        for tree, target in zip(trees, order["targets"], strict=True):
-            sys_calls.move_mount(tree, target)
+        for lent, target in zip(trees, order["targets"], strict=True):
+            sys_calls.move_mount(lent, target)
         return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def drop(self, volume: int) -> None:
@@ -322,13 +358,15 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _make_cell(order: dict[str, Any], fds: list[int]) -> int:
+def _make_cell(order: dict[str, Any], fds: list[int], orphans: _Orphans) -> int:
     """The pidfd of its first process."""
     try:
         pid, pidfd = _clone(order, fds)
     except OSError as error:
         raise StepFailed("clone", error) from error
     if pid:
+        if not order["sealed"]:
+            orphans.spare(pid)
         return pidfd
     status = 1
     try:
@@ -353,13 +391,14 @@ def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
 
 def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     """No socket objects in here: a descriptor and plain writes spare every cell the pages that those would touch."""
+    jail = Jail()
     try:
         for number, fd in enumerate(fds[:4]):
             os.dup2(fd, number, inheritable=number != _CONTROL)  # first: what fails is said to the cell's own host end
         _enter_groups(order, fds[4:])
         os.closerange(_CONTROL + 1, 1 << 16)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        Jail().apply(order["cell_steps"])
+        jail.apply(order["cell_steps"])
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         return 1
@@ -370,7 +409,7 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
-    supervisor = Supervisor(_CONTROL, child, order)
+    supervisor = Supervisor(_CONTROL, child, order, keeps_signals=jail.keeps_signals)
     if order["waits"]:
         supervisor.rehearse()
     try:

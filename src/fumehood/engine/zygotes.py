@@ -19,6 +19,7 @@ from ..types import Limits
 from . import frames
 from .cell import Cell
 from .cgroups import Group, Groups
+from .flags import KILL_TREE
 from .launch import launch
 from .passing import pass_on
 
@@ -142,6 +143,13 @@ class Zygote:
     def drop_volume(self, number: int) -> None:
         self._ask({"drop_volume": number}, [])
 
+    def kill_orphans(self) -> None:
+        """What a killed supervisor has left, at the levels without a pid namespace."""
+        try:
+            self._ask({"kill_orphans": True}, [])
+        except (ZygoteGone, EngineFailed, SetupFailed):
+            pass  # its own end is that of its cells
+
     def make_cell(
         self, order: bytes, limits: Limits, cell: Cell, shared: Group | None = None, *, is_shared: bool = False
     ) -> Group | None:
@@ -256,7 +264,7 @@ class Zygote:
         """A cell, or a volume, whose caller was interrupted before it was made."""
         for pidfd in fds:
             try:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL if self._seals else KILL_TREE)
             except OSError:
                 pass
             if group is not None:
