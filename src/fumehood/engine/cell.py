@@ -223,6 +223,7 @@ class Cell:
                 self.is_gone(_GONE_S)
         if self._left_orphans:
             self._left_orphans = False
+            self.is_gone(_GONE_S)  # only then are they the zygote's
             self._kill_orphans()
 
     def close(self) -> None:

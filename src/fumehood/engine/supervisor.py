@@ -39,6 +39,7 @@ _IDLE_TICK_S = 0.1
 _NO_PROGRAM_S = 0.0005
 _HUNT_S = 1.5
 _LONG_HUNT_S = 60.0  # once the host knows the end
+_QUIET_LOOKS = 2  # in a row that found nobody: who is just being forked may escape the first
 _REAP_S = 0.05  # then it is killed again
 _REAPED_AT_ONCE = 256  # then the host is heard, however fast a program's processes come and go
 
@@ -145,12 +146,12 @@ class Supervisor:
 
     def _interrupt(self) -> None:
         """The program may go on afterwards; what it has started may not."""
-        if self._reaches_its_own_alone:
-            tree.send(-1, signal.SIGSTOP)  # nobody forks away while the rest is looked for
-            for pid in self._others():
-                tree.send(pid, signal.SIGKILL)
-        else:
-            tree.kill(self._others, time.monotonic() + _HUNT_S)
+        until = time.monotonic() + _HUNT_S
+        quiet = 0
+        while quiet < _QUIET_LOOKS and time.monotonic() < until:
+            if self._reaches_its_own_alone:
+                tree.send(-1, signal.SIGSTOP)  # nobody forks away while the rest is looked for
+            quiet = 0 if tree.kill(self._others, until) else quiet + 1
         tree.send(self._child, signal.SIGINT)
         tree.send(self._child, signal.SIGCONT)
 
@@ -219,7 +220,7 @@ class Supervisor:
         return [pid for pid in tree.processes() if pid != 1] if self._sealed else tree.descendants(os.getpid())
 
     def _others(self) -> list[int]:
-        return [pid for pid in self._tree() if pid != self._child]
+        return [pid for pid in tree.descendants(os.getpid()) if pid != self._child]
 
     def _hunt(self, within_s: float = _HUNT_S) -> bool:
         """Everything that is left. Whether the kernel knows of no child of ours any more."""

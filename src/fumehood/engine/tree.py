@@ -12,6 +12,8 @@ TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+_LOOKS = 5
+
 
 def processes() -> list[int]:
     try:
@@ -21,29 +23,48 @@ def processes() -> list[int]:
 
 
 def children(parent: int) -> list[int]:
-    return _by_parent().get(parent, [])
+    """Those that live."""
+    seen = _look()
+    return [pid for pid, process in seen.items() if process.lives and process.parent == parent]
 
 
 def descendants(*roots: int) -> list[int]:
     """All that live beneath these."""
-    children = _by_parent()
+    seen = _look()
+    below: dict[int, list[int]] = {}
+    for pid, process in seen.items():
+        below.setdefault(process.parent, []).append(pid)
     found: list[int] = []
     pending = list(roots)
     while pending:
-        for pid in children.get(pending.pop(), ()):
+        for pid in below.get(pending.pop(), ()):
             found.append(pid)
             pending.append(pid)
-    return found
+    return [pid for pid in found if seen[pid].lives]
 
 
-def _by_parent() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for pid in processes():
-        fields = stat(pid)
+class _Process:
+    __slots__ = ("lives", "parent")
+
+    def __init__(self, fields: list[bytes]):
+        self.parent = int(fields[PARENT])
         # Dead is only who has no thread left: the first one may end before the others.
-        if fields and (fields[STATE] != b"Z" or int(fields[THREADS]) > 1):
-            found.setdefault(int(fields[PARENT]), []).append(pid)
-    return found
+        self.lives = fields[STATE] != b"Z" or int(fields[THREADS]) > 1
+
+
+def _look() -> dict[int, _Process]:
+    """All of them, the dead among them. Whose parent went away while we looked has another one by now."""
+    seen = {pid: _Process(fields) for pid in processes() if (fields := stat(pid))}
+    for _ in range(_LOOKS):
+        lost = [pid for pid, process in seen.items() if process.parent and process.parent not in seen]
+        if not lost:
+            break
+        for pid in lost:
+            if fields := stat(pid):
+                seen[pid] = _Process(fields)
+            else:
+                del seen[pid]
+    return seen
 
 
 def kill(find: Callable[[], Iterable[int]], until: float) -> bool:

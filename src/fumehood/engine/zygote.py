@@ -38,6 +38,7 @@ _INSIDE = "inside"
 _MAX_ORDER = 1 << 18
 _MAX_FDS = 8  # a program's three streams, its cell's socket to the host, the doors of its control group
 _MANY_CELLS = 256
+_QUIET_LOOKS = 2  # see supervisor
 _ORPHANS_S = 5.0
 _NO_BIRTH_INTO_GROUP = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.E2BIG)
 
@@ -261,8 +262,9 @@ class _Orphans:
 
     def kill(self) -> None:
         until = time.monotonic() + _ORPHANS_S
-        while tree.kill(self._find, until) and time.monotonic() < until:
-            pass
+        quiet = 0
+        while quiet < _QUIET_LOOKS and time.monotonic() < until:
+            quiet = 0 if tree.kill(self._find, until) else quiet + 1
 
     def _find(self) -> list[int]:
         self._forget_the_dead()
