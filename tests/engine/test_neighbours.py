@@ -11,9 +11,9 @@ from process_view import groups
 
 from fumehood import get_sandbox, open_session
 from fumehood.engine import private
-from fumehood.engine.engine import shared
+from fumehood.engine.engine import Engine
 from fumehood.errors import IsolationUnavailable
-from fumehood.types import Limits
+from fumehood.types import Command, Limits
 from support import HANG_S
 
 Elsewhere = Callable[[str, str], str]
@@ -72,22 +72,25 @@ def test_a_neighbour_leaves_the_control_groups_that_others_use(place: Path, else
 
 @pytest.mark.parametrize("what", ["groups", "all"])
 def test_groups_that_somebody_removed_are_made_again(what: str) -> None:
+    engine = Engine("sealed", None)
     try:
-        engine = shared("sealed", None)
-        engine.check(Limits(), network=False)
+        receipt = engine.check(Limits(), network=False)
     except IsolationUnavailable as missing:
         pytest.skip(str(missing))
-    with get_sandbox(isolation="sealed", store_code="never", timeout_sec=HANG_S, warm_cells=0) as sandbox:
-        sandbox.execute("print(1)")
-        root = next(iter(engine._roots.values()))
+    assert receipt.level == "sealed"
+    root = next(iter(engine._roots.values()))
+    try:
         ours = [path for group in root.zygote.groups._groups for path in set(group.paths.values())]
         if not ours:
             pytest.skip("no control groups can be made here")
-        zygote = root.zygote._pid
         for group in root.zygote.groups._groups:
             assert group.is_free(HANG_S)
         for path in [*ours, *({os.path.dirname(path) for path in ours} if what == "all" else ())]:
             os.rmdir(path)
-        result = sandbox.execute("print(2)")
-        assert (result.stdout, result.exit_code) == ("2\n", 0)
-        assert next(iter(engine._roots.values())).zygote._pid == zygote, "no session is lost"
+        cell = engine.start(Command(("python", "main.py"), b"print(2)"), Limits(), network=False)
+        event = cell.read(HANG_S)
+        assert getattr(event, "data", None) == b"2\n", event
+        cell.close()
+        assert next(iter(engine._roots.values())) is root, "no session is lost"
+    finally:
+        root.close()

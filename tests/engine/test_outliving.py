@@ -142,8 +142,8 @@ def test_a_chain_of_forks_ends_with_its_session(elsewhere: Elsewhere, public_pat
     public_path.chmod(0o1777)
     rest = f"""
     with fumehood.open_session(**settings) as session:
-        assert session.run({HOPS!r}).stdout == 'ran\\n'
         assert session.exec(['python', '-c', {HOPS!r}]).stdout == 'ran\\n'
+        assert session.run({HOPS!r}).stdout == 'ran\\n'
 """
     assert elsewhere(script(level, rest), str(public_path)) == "nothing is left\n"
 

@@ -40,9 +40,13 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
 
 
 def keep_signals_inside() -> None:
-    """This process and its descendants can signal each other and nobody else. ABI 6."""
-    ruleset = sys_calls.landlock_create_ruleset(struct.pack("QQQ", 0, 0, _SCOPE_SIGNAL))
+    """This process and its descendants can signal each other and nobody else. ABI 6.
+
+    A ruleset that does not allow it denies every move from one directory to another, whatever it is about.
+    """
+    ruleset = sys_calls.landlock_create_ruleset(struct.pack("QQQ", _REFER, 0, _SCOPE_SIGNAL))
     try:
+        _allow(ruleset, "/", _REFER)
         sys_calls.landlock_restrict_self(ruleset)
     finally:
         os.close(ruleset)

@@ -146,6 +146,7 @@ class Supervisor:
 
     def _interrupt(self) -> None:
         """The program may go on afterwards; what it has started may not."""
+        was_stopped = stat(self._child)[:1] == [b"T"]  # by itself: it stays so
         until = time.monotonic() + _HUNT_S
         quiet = 0
         while quiet < _QUIET_LOOKS and time.monotonic() < until:
@@ -153,7 +154,8 @@ class Supervisor:
                 tree.send(-1, signal.SIGSTOP)  # nobody forks away while the rest is looked for
             quiet = 0 if tree.kill(self._others, until) else quiet + 1
         tree.send(self._child, signal.SIGINT)
-        tree.send(self._child, signal.SIGCONT)
+        if not was_stopped:
+            tree.send(self._child, signal.SIGCONT)
 
     def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
         if status and self._disk and _is_full(self._disk):
