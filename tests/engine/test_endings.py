@@ -25,7 +25,7 @@ from fumehood.engine.zygotes import SetupFailed
 from fumehood.errors import EngineFailed, IsolationUnavailable, SandboxLost
 from fumehood.guest import procfs
 from fumehood.guest.wire import DONE, FRAME
-from fumehood.types import Command, Limits
+from fumehood.types import Command, Exited, Limits, Output
 from support import HANG_S, wait_until
 
 LEVELS = ("sealed", "confined", "process")
@@ -423,6 +423,21 @@ time.sleep(0.05)
         assert (result.stdout, result.exit_code, result.meta["reason"]) == ("True\n", 0, "ok"), result
         result = session.run("print(x)")
         assert (result.stdout, result.exit_code) == ("42\n", 0), result
+
+
+def test_a_supervisor_that_dies_with_an_order_unread_is_a_death_like_any_other(engine: Engine) -> None:
+    """The kernel tells the host of the order before all that was said to it."""
+    volume = engine.open_volume(LIMITS, network=False)
+    interpreter = volume.make_interpreter(Command(("python",)))
+    interpreter.begin(FOR_EVER)
+    event = interpreter.read(HANG_S)
+    assert isinstance(event, Output) and event.data == b"ran\n"
+    interpreter._signal(signal.SIGSTOP)
+    interpreter.interrupt()
+    interpreter._signal(signal.SIGKILL)
+    event = interpreter.read(HANG_S)
+    assert isinstance(event, Exited) and event.exit_code == 128 + signal.SIGKILL and event.state_lost
+    volume.close()
 
 
 def test_orphans_that_come_and_go_without_end_keep_no_run_from_ending(level: str) -> None:

@@ -312,12 +312,10 @@ class Cell:
 
     def _receive(self) -> bool:
         """One frame. False when nobody holds the other end any more."""
-        if self.shows and self._top < 0 and self._files is None:
-            frame, fds, _, _ = socket.recv_fds(self._control, frames.MAX_FRAME, 1)
-            if fds:
-                self._top = fds[0]
-        else:
-            frame = self._control.recv(frames.MAX_FRAME)
+        try:
+            frame = self._next_frame()
+        except ConnectionResetError:  # it died with an order of ours unread: said once, before what it told us
+            frame = self._next_frame()
         kind = frame[:1]
         if not kind:
             return False
@@ -330,6 +328,14 @@ class Cell:
         elif kind != frames.FILES:
             self._told(frame)
         return True
+
+    def _next_frame(self) -> bytes:
+        if not self.shows or self._top >= 0 or self._files is not None:
+            return self._control.recv(frames.MAX_FRAME)
+        frame, fds, _, _ = socket.recv_fds(self._control, frames.MAX_FRAME, 1)
+        if fds:
+            self._top = fds[0]
+        return frame
 
     def _told(self, frame: bytes) -> None:
         """For cells that say more than how they ended."""
