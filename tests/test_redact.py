@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fumehood import redact
 from fumehood.redact import MARK, Known, redact_env, redact_text
 from pace import AT_MOST, growth
 
@@ -199,6 +200,7 @@ ADVERSARIAL = [
     "password = ",
     "password: str = ",
     "token=aaaaaaa",
+    "token=a1bcdef",
     "token='aaaaaaaaaaa",
     "secret_access_",
     "--token ",
@@ -225,12 +227,46 @@ def test_adversarial_text_takes_linear_time(size):
             text = piece * (size // len(piece))
             redact_text(text)
             redact_text("password='" + text)
+            redact_text(text + "(")
 
         assert growth(redact, size) < AT_MOST, piece
 
 
 def test_a_quadratic_pattern_would_be_found():
     assert growth(lambda size: re.sub("a+!", "", "a" * size), 1_000) > AT_MOST
+
+
+class Watched:
+    """A start that notes how much of a text each search may look at."""
+
+    def __init__(self, start):
+        self._start = start
+        self.looked = []
+
+    def search(self, text, at, end):
+        self.looked.append(min(end, len(text)) - at)
+        return self._start.search(text, at, end)
+
+
+def test_no_search_looks_at_more_than_a_piece_of_the_text(monkeypatch):
+    rules = [rule._replace(start=Watched(rule.start)) for rule in redact._RULES]
+    monkeypatch.setattr(redact, "_RULES", rules)
+    text = "x" * 300_000 + " :// key token bearer gh "
+    redact_text(text)
+    for rule in rules:
+        assert rule.start.looked
+        assert max(rule.start.looked) <= redact._STEP + redact._REACH
+
+
+@pytest.mark.parametrize("shift", range(-40, 8))
+def test_a_secret_across_two_pieces_is_found(shift):
+    for text, secret in [*CREDENTIALS, *((f" {secret} ", secret) for secret in SECRETS.values())]:
+        assert secret not in redact_text("." * (redact._STEP + shift) + "\n" + text)
+
+
+def test_letters_that_look_alike_to_a_pattern_are_found_too():
+    assert redact_text("PA\u017f\u017fWORD=hunter22 \u0130") == f"PA\u017f\u017fWORD={MARK} \u0130"
+    assert redact_text("ap\u0131_\u212aey = 'abcdefgh'") == f"ap\u0131_\u212aey = '{MARK}'"
 
 
 # What a run has met

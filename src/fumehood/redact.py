@@ -1,13 +1,14 @@
 """Takes credentials out of text before it is stored. Only what is very likely one: records must stay readable.
 
-Every pattern is linear: a start that cannot be found twice inside one run, bounded looks ahead, possessive runs.
+Every pattern is linear: a start that cannot be found twice inside one run, bounded looks ahead, possessive runs. A text
+is searched piece by piece: one call for a whole megabyte would keep every other thread of the process waiting.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 MARK = "[redacted]"
 MIN_SECRET = 6  # shorter values given as `extra` would take ordinary words out of the text
@@ -59,18 +60,42 @@ _QUOTED_TOKEN = re.compile(
 )
 # Without quotes it may be a variable of the program: only what has a digit and is not called or indexed.
 _UNQUOTED = re.compile(
-    rf"(?i)({_ANY}{_BETWEEN}|--{_ANY}[ ]{{1,4}})(?![/.~=:-])(?={_PLAIN}{{0,60}}[0-9]){_PLAIN}{{6,}}+(?![(\[{{])"
+    rf"(?i)({_ANY}{_BETWEEN}|(?<=--){_ANY}[ ]{{1,4}})(?![/.~=:-])(?={_PLAIN}{{0,60}}[0-9]){_PLAIN}{{6,}}+"
 )
+_CALLED = "([{"
 
-# Each with what follows the secret; what comes before it is group 1.
-_PASSES = (
-    (_VENDOR, ""),
-    (_URL, "@"),
-    (_HEADER, ""),
-    (_QUOTED_STRONG, ""),
-    (_QUOTED_TOKEN, ""),
-    (_UNQUOTED, ""),
+
+class _Rule(NamedTuple):
+    """What to look for. `whole` is tried only where `start` is found, in lower case where `folds`."""
+
+    whole: re.Pattern[str]  # what comes before the secret is group 1
+    start: re.Pattern[str]  # no longer than _REACH
+    hints: tuple[str, ...]  # one of them is in everything that `start` finds
+    folds: bool = True
+    after: str = ""  # what follows the secret, and stays
+    unless_before: str = ""  # what is followed by one of these stays
+
+
+_STRONG_START = r"pass[wp]|pwd|secret|(?:api|access|private|account)[_-]?key"
+_STRONG_HINTS = ("passw", "passphrase", "pwd", "secret", "key")
+_VENDOR_START = r"[rs]k[-_]|gh[opsru]_|github_pat_|gl|A[KS]IA|xox|xapp-|AIza|ya29|hf_|npm_|pypi-|e2b_|a[ks]-|SG\.|eyJ"
+_VENDOR_HINTS = (
+    *("sk-", "k_live_", "k_test_", "gh", "github_pat_", "gl", "KIA", "SIA", "xox", "xapp-", "AIza", "ya29."),
+    *("hf_", "npm_", "pypi-", "e2b_", "ak-", "as-", "SG.", "eyJ"),
 )
+_RULES = (
+    _Rule(_VENDOR, re.compile(rf"(?<!{_W})(?:{_VENDOR_START})"), _VENDOR_HINTS, folds=False),
+    _Rule(_URL, re.compile("://"), ("://",), folds=False, after="@"),
+    _Rule(_HEADER, re.compile("bearer|authorization"), ("bearer", "authorization")),
+    _Rule(_QUOTED_STRONG, re.compile(_STRONG_START), _STRONG_HINTS),
+    _Rule(_QUOTED_TOKEN, re.compile("token"), ("token",)),
+    # Not a look ahead of the pattern: each name within a long value would read that value to its end once more.
+    _Rule(_UNQUOTED, re.compile(f"{_STRONG_START}|token"), (*_STRONG_HINTS, "token"), unless_before=_CALLED),
+)
+_STEP = 16 * 1024
+_REACH = 32
+_SHORTEST = 6  # of a text that could hold any secret: `://:x@`, or a remembered value
+_FOLDED = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}  # what IGNORECASE takes for these letters
 
 
 class Known:
@@ -105,25 +130,71 @@ class Known:
         """Without what was found; what was given is the business of `redact_text`."""
         values = self._sorted
         if values is None:
-            values = self._sorted = _variants(self.found)
-        for value in values:
-            text = text.replace(value, MARK)
-        return text
+            values = self._sorted = variants(self.found)
+        return without(values, text)
 
 
 def redact_text(text: str, extra: Iterable[str] = (), known: Known | None = None) -> str:
     """The text without credentials, and without the values in `extra` (of six characters or more)."""
-    for secret in _variants(extra):
-        text = text.replace(secret, MARK)
+    text = hide(text, variants(extra), known)
+    # Not before the patterns: a found secret may be part of a name that they look for.
+    return text if known is None else known.scrub(text)
+
+
+def hide(text: str, values: Sequence[str], known: Known | None = None) -> str:
+    """The text without these values and without credentials; those are learned, and not yet looked for elsewhere."""
+    if len(text) < _SHORTEST:
+        return text
+    text = without(values, text)
     for _ in range(4):  # what one pass takes out can lay bare another
         before = text
         text = _without_private_keys(text)
-        for pattern, after in _PASSES:
-            text = pattern.sub(partial(_hidden, after, known), text)
+        folded: str | None = None
+        for rule in _RULES:
+            if rule.folds and folded is None:
+                folded = _fold(text)
+            kept = _without_matches(rule, text, folded if rule.folds and folded is not None else text, known)
+            if kept is not text:
+                text, folded = kept, None
         if text == before:
             break
-    # Not before the patterns: a found secret may be part of a name that they look for.
-    return text if known is None else known.scrub(text)
+    return text
+
+
+def without(values: Iterable[str], text: str) -> str:
+    """The text with each of the values hidden; the longest must come first."""
+    for value in values:
+        text = text.replace(value, MARK)
+    return text
+
+
+def _without_matches(rule: _Rule, text: str, folded: str, known: Known | None) -> str:
+    parts: list[str] = []
+    kept = at = 0  # what stands before `kept` is in `parts`
+    while at < len(text):
+        end = at + _STEP
+        if all(folded.find(hint, at, end + _REACH) < 0 for hint in rule.hints):
+            at = end
+            continue
+        while at < end:
+            start = rule.start.search(folded, at, end + _REACH)
+            if start is None or start.start() >= end:
+                at = end
+                break
+            match = rule.whole.match(text, start.start())
+            if match is None:
+                at = start.start() + 1
+                continue
+            at = match.end()
+            if not text.startswith(tuple(rule.unless_before), at):
+                parts += [text[kept : match.start()], _hidden(rule.after, known, match)]
+                kept = at
+    return "".join([*parts, text[kept:]]) if parts else text
+
+
+def _fold(text: str) -> str:
+    """In lower case, each character where it was."""
+    return text.lower() if text.isascii() else text.translate(_FOLDED).lower()
 
 
 def _hidden(after: str, known: Known | None, match: re.Match[str]) -> str:
@@ -137,8 +208,9 @@ def _remember(values: dict[str, None], value: str) -> None:
     # Every step is one that the interpreter does not interrupt: threads share a run.
     values.pop(value, None)
     values[value] = None
-    for old in list(values)[:-MAX_KNOWN]:
-        values.pop(old, None)
+    if len(values) > MAX_KNOWN:
+        for old in list(values)[:-MAX_KNOWN]:
+            values.pop(old, None)
 
 
 def redact_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -146,7 +218,7 @@ def redact_env(env: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(env, MARK)
 
 
-def _variants(secrets: Iterable[str]) -> list[str]:
+def variants(secrets: Iterable[str]) -> list[str]:
     """The values as they are and as `repr` writes them, longest first, so that none hides part of another."""
     long_enough = {secret for secret in secrets if len(secret) >= MIN_SECRET and secret not in MARK}
     return sorted(long_enough | {repr(secret)[1:-1] for secret in long_enough}, key=lambda s: (-len(s), s))
