@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from fumehood import recorded, redact
 from fumehood.errors import BadArgument, RecordsError
-from fumehood.records import Report, Store, build, chain, failed, files, find, load_all, prune, store, verify
+from fumehood.records import Report, Store, build, chain, cleaner, failed, files, find, load_all, prune, store, verify
 from fumehood.records import head as heads
 from fumehood.types import ExecutionResult
 from pace import calls
@@ -857,6 +858,72 @@ def test_results_nested_without_end_can_be_recorded(directory: Path) -> None:
     record = a_record(result=ExecutionResult("", "", 0, 0.1, {"results": nested}))
     assert Store(directory, policy="always").save(record, failed=False)
     assert verify(directory).ok
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are searched for secrets."""
+    texts: list[str] = []
+
+    def hide(text: str, *rest: Any) -> str:
+        texts.append(text)
+        return redact.hide(text, *rest)
+
+    monkeypatch.setattr(cleaner, "hide", hide)
+    return texts
+
+
+def test_many_texts_that_look_like_secrets_are_each_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = counted(monkeypatch)
+    texts = [f"token={number:08}" for number in range(20_000)]
+    bare = texts[-1].removeprefix("token=")
+    record = a_record(result=ExecutionResult(bare, "", 0, 0.1, {"results": [{"application/json": texts}]}))
+    assert record["result"]["stdout"] == redact.MARK
+    assert record["result"]["meta"]["results"] == [{"application/json": [f"token={redact.MARK}"] * 20_000}]
+    assert len(searched) == len(set(searched))
+
+
+@pytest.mark.parametrize("results", [[["x"] * 100], {str(number): number for number in range(100)}, [1] * 100])
+def test_values_beyond_the_bound_are_left_out_and_the_rest_of_the_record_stays(
+    monkeypatch: pytest.MonkeyPatch, results: Any
+) -> None:
+    monkeypatch.setattr(cleaner, "MAX_VALUES", 30)
+    meta = {"results": results, "session_id": "s"}
+    record = a_record(result=ExecutionResult("out", "err", 0, 0.1, meta))
+    assert (record["code"], record["result"]["stdout"], record["result"]["meta"]["session_id"]) == (
+        "print(1)",
+        "out",
+        "s",
+    )
+    stored = json.dumps(record["result"]["meta"]["results"])
+    assert cleaner.LEFT_OUT in stored
+    assert len(stored) < 400
+
+
+def test_text_beyond_the_bound_is_neither_searched_nor_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaner, "MAX_CHARS", 10_000)
+    searched = counted(monkeypatch)
+    results = [{"text/plain": f"{number:04}" + "x" * 996} for number in range(100)]
+    record = a_record(result=ExecutionResult("", "", 0, 0.1, {"results": results}))
+    stored = record["result"]["meta"]["results"]
+    assert sum(map(len, searched)) <= 10_000
+    assert stored[0] == results[0]
+    assert stored[-1] == {"text/plain": cleaner.LEFT_OUT}
+    assert len(json.dumps(stored)) < 11_000
+
+
+def test_out_of_time_what_was_not_searched_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaner, "MAX_CPU_S", -1.0)
+    record = a_record(code="the program", result=ExecutionResult("its output", "", 0, 0.1, {"results": ["shown"]}))
+    assert record["code"] == record["result"]["stdout"] == record["result"]["meta"]["results"] == cleaner.LEFT_OUT
+    assert list(recorded.obstacles(record))
+
+
+def test_half_a_secret_that_is_learned_after_the_cut_is_hidden() -> None:
+    cut = "xxxx abcdefgh1\n... (output truncated)\n87654321"
+    result = ExecutionResult(cut, "token=abcdefgh12345678", 0, 0.1, {})
+    stored = a_record(result=result)["result"]["stdout"]
+    assert "abcdefgh" not in stored
+    assert stored.startswith(f"xxxx {redact.MARK}")
 
 
 def test_very_long_code_is_cut_and_its_size_kept() -> None:

@@ -102,7 +102,6 @@ class Known:
     """Secrets met in the steps of one run: a later step must not store them bare. Of too many the oldest go."""
 
     def __init__(self) -> None:
-        self.learned = 0
         self._given: dict[str, None] = {}  # by the caller, as values of env
         self._found: dict[str, None] = {}
         self._sorted: list[str] | None = None
@@ -122,7 +121,6 @@ class Known:
 
     def learn(self, value: str) -> None:
         if MIN_SECRET <= len(value) <= MAX_SECRET and MARK not in value and value not in self._found:
-            self.learned += 1
             _remember(self._found, value)
             self._sorted = None
 

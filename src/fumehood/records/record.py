@@ -6,19 +6,17 @@ and edit. Of a write `code` is the content (base64 where `encoding` says so); of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..redact import MARK, Known, redact_env, redact_text
+from ..redact import MARK, Known, redact_env
 from ..types import ExecutionResult
+from .cleaner import Cleaner
 
 VERSION = 1
-MAX_TEXT_CHARS = 1024 * 1024
 
-# Longer than any secret: what a cut might have left of one lies in the part that is dropped.
-_CUT_MARGIN_CHARS = 64 * 1024
-_MAX_DEPTH = 64  # a program may have nested what it displayed as deep as it liked
+_LEAST_OVERLAP = 4  # characters of a secret: fewer are in any text
 _TRUNCATED = "... (output truncated)"
 # Ours, not the program's.
 _TRUSTED_META = frozenset({"runtime", "isolation", "usage", "resource_limits", "reason", "execution_id", "timed_out"})
@@ -61,8 +59,8 @@ def build(
     secrets = known.given
     now = now or datetime.now(UTC)
 
-    def clean(text: str) -> str:
-        return _clean(text, secrets, known)
+    cleaner = Cleaner(known)
+    clean = cleaner.text
 
     def output(text: str) -> str:
         return clean(_without_cut_secret(text, [*secrets, *known.found]))
@@ -77,7 +75,7 @@ def build(
             "command": None if command is None else [clean(part) for part in command],
             "path": None if path is None else clean(path),
             "encoding": encoding,
-            "datasets": None if datasets is None else _deep(datasets, clean),
+            "datasets": None if datasets is None else cleaner.deep(datasets),
             "requirements": None if requirements is None else [clean(requirement) for requirement in requirements],
         }
         return {
@@ -102,20 +100,20 @@ def build(
                 "stderr": output(result.stderr),
                 "exit_code": result.exit_code,
                 "duration": result.duration,
-                "meta": {k: v if k in _TRUSTED_META else _deep(v, clean) for k, v in result.meta.items()},
+                "meta": _meta(result.meta, cleaner),
             },
         }
 
-    before = known.learned
     record = made()
-    return record if known.learned == before else made()  # what the end of it names may stand bare at its beginning
+    # What the end of it names may stand bare at its beginning.
+    was_cut = _TRUNCATED in result.stdout or _TRUNCATED in result.stderr
+    return made() if cleaner.must_read_again(was_cut=was_cut) else record
 
 
-def _clean(text: str, secrets: Sequence[str], known: Known) -> str:
-    if len(text) <= MAX_TEXT_CHARS:
-        return redact_text(text, secrets, known)
-    kept = redact_text(text[:MAX_TEXT_CHARS], secrets, known)[:-_CUT_MARGIN_CHARS]
-    return f"{kept}\n... ({len(text)} characters, cut for the record)"
+def _meta(meta: Mapping[str, Any], cleaner: Cleaner) -> dict[str, Any]:
+    """Results come last: they are what may need all the room there is."""
+    names = sorted(meta, key=lambda name: name == "results")
+    return {name: meta[name] if name in _TRUSTED_META else cleaner.deep(meta[name]) for name in names}
 
 
 def _without_cut_secret(text: str, secrets: Sequence[str]) -> str:
@@ -124,8 +122,9 @@ def _without_cut_secret(text: str, secrets: Sequence[str]) -> str:
         return text
     head, tail = text.split(_TRUNCATED, 1)
     body, rest = head.rstrip("\n"), tail.lstrip("\n")
-    left = max((_overlap(body, secret) for secret in secrets), default=0)
-    right = max((_overlap(rest[::-1], secret[::-1]) for secret in secrets), default=0)
+    backwards = rest[: max(map(len, secrets))][::-1]
+    left = max(_overlap(body, secret) for secret in secrets)
+    right = max(_overlap(backwards, secret[::-1]) for secret in secrets)
     if left:
         head = f"{body[:-left]}{MARK}{head[len(body) :]}"
     if right:
@@ -135,20 +134,14 @@ def _without_cut_secret(text: str, secrets: Sequence[str]) -> str:
 
 def _overlap(text: str, secret: str) -> int:
     """How much of the beginning of `secret` the text ends with, if it is enough to tell."""
-    longest = min(len(secret) - 1, len(text))
-    return next((length for length in range(longest, 3, -1) if text.endswith(secret[:length])), 0)
-
-
-def _deep(value: Any, clean: Callable[[str], str], depth: int = 0) -> Any:
-    if isinstance(value, str):
-        return clean(value)
-    if depth > _MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
-        return "…"
-    if isinstance(value, Mapping):
-        return {clean(k) if isinstance(k, str) else k: _deep(v, clean, depth + 1) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_deep(item, clean, depth + 1) for item in value]
-    return value
+    tail = text[-(len(secret) - 1) :]
+    beginning = secret[:_LEAST_OVERLAP]
+    at = tail.find(beginning)
+    while at >= 0:
+        if secret.startswith(tail[at:]):
+            return len(tail) - at
+        at = tail.find(beginning, at + 1)
+    return 0
 
 
 def _size(content: str | bytes | None) -> int:
