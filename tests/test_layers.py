@@ -22,7 +22,7 @@ LAYERS = (
     ("engine",),
     ("backends.base",),
     ("backends",),
-    ("registry", "arguments", "screen", "redact", "records", "sync", "policy"),
+    ("registry", "arguments", "screen", "redact", "records", "sync", "policy", "offload"),
     (
         "planning",
         "notes",

@@ -142,7 +142,7 @@ class OneShot:
             stream.started, cancelled = True, plan.cancelled
             plan = plan._replace(cancelled=lambda: stream.left or stream.cancelled or cancelled())
         if (result := self._steps.screened(plan)) is not None:
-            return self._recorded(result, plan, language)
+            return await self._recorded_in_loop(result, plan, language)
         visits = {"before": _placing(placed) if placed else None, "after": None if handed is None else _handing(handed)}
         drive = partial(self._drive_async, requirements=requirements, watcher=stream, visits=visits)
         spare, started = self._spare, time.monotonic()
@@ -241,13 +241,16 @@ class OneShot:
         requirements: Sequence[str] | None,
         stamp: dict[str, str] | None = None,
     ) -> ExecutionResult:
-        with self._losses_recorded(plan, language, stamp):
+        try:
             if requirements:
                 result = _portal_run(self._run_with(backend, plan, requirements))
             elif hasattr(backend, "start_direct"):
                 result = run_direct(cast("DirectBackend", backend), plan)
             else:
                 result = _portal_run(run(backend, plan))
+        except SandboxLost as error:
+            self._recorded(_lost(plan, error), plan, language, stamp)
+            raise
         return self._recorded(result, plan, language, stamp)
 
     async def _drive_async(
@@ -261,7 +264,7 @@ class OneShot:
         visits: Mapping[str, Visit | None],
         stamp: dict[str, str] | None = None,
     ) -> ExecutionResult:
-        with self._losses_recorded(plan, language, stamp):
+        try:
             if visits["before"] is not None:
                 plan = plan._replace(spec=plan.spec._replace(keeps=True))
             elif visits["after"] is not None:
@@ -271,7 +274,10 @@ class OneShot:
                 result = await self._run_with(backend, plan, requirements, watcher, visits)
             else:
                 result = await run(backend, plan, watcher, **visits)
-        return self._recorded(result, plan, language, stamp)
+        except SandboxLost as error:
+            await self._recorded_in_loop(_lost(plan, error), plan, language, stamp)
+            raise
+        return await self._recorded_in_loop(result, plan, language, stamp)
 
     def _recorded(
         self, result: ExecutionResult, plan: Plan, language: str, stamp: dict[str, str] | None = None
@@ -281,15 +287,13 @@ class OneShot:
         self._steps.record(result, plan, language)
         return result
 
-    @contextmanager
-    def _losses_recorded(self, plan: Plan, language: str, stamp: dict[str, str] | None) -> Iterator[None]:
-        try:
-            yield
-        except SandboxLost as error:
-            result = not_run(plan, "error", str(error), LOST_EXIT_CODE)
-            result.meta["lost"] = True
-            self._recorded(result, plan, language, stamp)
-            raise
+    async def _recorded_in_loop(
+        self, result: ExecutionResult, plan: Plan, language: str, stamp: dict[str, str] | None = None
+    ) -> ExecutionResult:
+        if stamp is not None:
+            result.meta["fallback"] = stamp
+        await self._steps.record_in_loop(result, plan, language)
+        return result
 
     async def _run_with(
         self,
@@ -311,6 +315,12 @@ class OneShot:
         result = await run(backend, plan, watcher, **visits)
         result.meta["packages"] = list(layer.installed)
         return result
+
+
+def _lost(plan: Plan, error: SandboxLost) -> ExecutionResult:
+    result = not_run(plan, "error", str(error), LOST_EXIT_CODE)
+    result.meta["lost"] = True
+    return result
 
 
 def _placing(files: Mapping[str, bytes]) -> Visit:

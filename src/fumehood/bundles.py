@@ -8,6 +8,7 @@ from typing import Any
 
 MAX_BUNDLES = 200
 MAX_BYTES = 32 * 1024 * 1024  # of all bundles of one run
+MAX_VALUES = 400_000  # numbers, texts, lists and mappings in them: small as text, large in memory
 _MAX_DEPTH = 32
 _MAX_MIME_CHARS = 200
 _NODE_BYTES = 8  # what a number, a comma or a bracket counts for
@@ -20,18 +21,21 @@ class Bundles:
         self.kept: list[dict[str, Any]] = []
         self.truncated = False
         self.size = 0
+        self._values = 0
 
     def add(self, data: object) -> dict[str, Any] | None:
         """What was kept of it."""
-        if len(self.kept) >= MAX_BUNDLES or self.size >= MAX_BYTES:
+        if len(self.kept) >= MAX_BUNDLES or self.size >= MAX_BYTES or self._values >= MAX_VALUES:
             self.truncated = True
             return None
-        bundle, size = clean(data, MAX_BYTES - self.size)
+        meter = _Meter(MAX_BYTES - self.size, MAX_VALUES - self._values)
+        bundle = meter.cleaned(data)
         if bundle is None:
             self.truncated = True
         elif bundle:
             self.kept.append(bundle)
-            self.size += size
+            self.size = MAX_BYTES - meter.room
+            self._values = MAX_VALUES - meter.values
         return bundle or None
 
 
@@ -45,28 +49,34 @@ class _NotJson(Exception):
 
 def clean(data: object, room: int = MAX_BYTES) -> tuple[dict[str, Any] | None, int]:
     """The bundle without what is no JSON, and its size; None where it is larger than `room` bytes."""
-    if not isinstance(data, Mapping):
-        return {}, 0
-    meter = _Meter(room)
-    bundle = {}
-    try:
-        for mime, value in data.items():
-            if not isinstance(mime, str) or not mime.isascii() or not 0 < len(mime) <= _MAX_MIME_CHARS:
-                continue
-            try:
-                bundle[mime] = meter.copied(value, 0)
-            except _NotJson:
-                continue
-    except _TooMuch:
-        return None, 0
-    return bundle, room - meter.room
+    meter = _Meter(room, MAX_VALUES)
+    bundle = meter.cleaned(data)
+    return bundle, 0 if bundle is None else room - meter.room
 
 
 class _Meter:
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, values: int) -> None:
         self.room = room
+        self.values = values
+
+    def cleaned(self, data: object) -> dict[str, Any] | None:
+        if not isinstance(data, Mapping):
+            return {}
+        bundle = {}
+        try:
+            for mime, value in data.items():
+                if not isinstance(mime, str) or not mime.isascii() or not 0 < len(mime) <= _MAX_MIME_CHARS:
+                    continue
+                try:
+                    bundle[mime] = self.copied(value, 0)
+                except _NotJson:
+                    continue
+        except _TooMuch:
+            return None
+        return bundle
 
     def copied(self, value: object, depth: int) -> Any:
+        self.values -= 1
         self._take(_NODE_BYTES)
         if value is None or value is True or value is False:
             return value
@@ -94,5 +104,5 @@ class _Meter:
 
     def _take(self, size: int) -> None:
         self.room -= size
-        if self.room < 0:
+        if self.room < 0 or self.values < 0:
             raise _TooMuch

@@ -32,6 +32,7 @@ from .fallback import UNAVAILABLE, Spare
 from .handed import Handed
 from .lifetime import Keeper, Lifetime, Turn, engine_failures
 from .notes import note
+from .offload import is_small, offload
 from .outputs import Outputs
 from .planning import Plan, Planner
 from .policy import check_command
@@ -323,14 +324,15 @@ class Calls:
             meta.setdefault("packages", list(self._layer.installed))
         out = len(result.stdout.encode("utf-8", "replace")) + len(result.stderr.encode("utf-8", "replace"))
         if self.settings.session_max_output_mb is not None:
-            out += sum(clean(bundle)[1] for bundle in meta.get("results", ()))
+            results = meta.get("results", ())
+            out += _shown_bytes(results) if is_small(results) else await offload(_shown_bytes, results)
         # What was killed cannot be asked what it used: its time counts, or a budget could be dodged by never stopping.
         ended = meta["reason"] in ("ok", "error") and "lost" not in meta
         cpu_s = meta["usage"]["cpu_s"] or (0.0 if ended else result.duration)
         self._budget.spend(cpu_s=cpu_s, wall_s=result.duration, output_bytes=out + self.outputs.copied_bytes)
         command = plan.command.argv if kind == "exec" else None
         language = "python" if kind == "run" else ""
-        self.steps.record(
+        await self.steps.record_in_loop(
             result,
             plan,
             language,
@@ -379,7 +381,7 @@ class Calls:
                 meta["fallback"] = dict(self._stamp)
             message = "" if failure is None else str(self._seen(failure))
             result = ExecutionResult("", message, exit_code, time.monotonic() - started, meta)
-            self.steps.record_file(
+            await self.steps.record_file(
                 result,
                 self.keeper.backend.name,
                 kind,
@@ -403,6 +405,10 @@ def _reword(result: ExecutionResult, plan: Plan, instead: str | None) -> None:
         result.stderr = result.stderr.removesuffix(said) + (note(*what, None) if instead is None else instead)
     if "state" in meta:
         meta["state"] = "lost"
+
+
+def _shown_bytes(results: Sequence[Mapping[str, Any]]) -> int:
+    return sum(clean(bundle)[1] for bundle in results)
 
 
 def _is_over(stream: Stream | None) -> bool:

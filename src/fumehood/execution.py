@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .backends.base import Backend, DirectBackend, Event, Process, Ran, Sandbox
 from .errors import BackendUnavailable, IsolationUnavailable, SandboxLost
 from .planning import Plan
-from .types import LEVELS, TIMEOUT_EXIT_CODE, ExecutionResult, Exited, Output, Reason, Receipt
+from .types import LEVELS, TIMEOUT_EXIT_CODE, Display, ExecutionResult, Exited, Output, Reason, Receipt
 
 if TYPE_CHECKING:
     from .bundles import Bundles
@@ -26,6 +26,7 @@ TRUNCATED = "... (output truncated)"
 INTERRUPT_GRACE_S = 1.0  # how long an interrupted run may take to stop before its interpreter is killed
 KILL_GRACE_S = 2.0  # how long a killed tree may take to be gone before we report without it
 POLL_S = 0.05  # how often a running execution looks whether it was cancelled
+BUSY_S = 0.005  # how long a program that never falls silent may keep the event loop
 _KILLED = 128 + signal.SIGKILL
 _INTERRUPTED = 128 + signal.SIGINT
 _ATTEMPTS = 3
@@ -40,7 +41,8 @@ class Watcher(Protocol):
     def full(self) -> bool:
         """Whether to read no further for now: whoever looks at the events has fallen behind."""
 
-    def see(self, event: Event) -> None: ...
+    def see(self, event: Event, size: int) -> None:
+        """`size` in bytes, of what is kept."""
 
     @property
     def has_seen(self) -> bool:
@@ -71,11 +73,15 @@ def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
             process = backend.start_direct(plan.spec, plan.command)
         try:
             hold_to(plan.require, process.receipt)
-            following = _follow(plan, process, started)
+            bundles = _new_bundles() if plan.command.keeps_state else None
+            following = _follow(plan, process, started, bundles)
             wait_s = next(following)
             read, send = process.read, following.send
             while True:
-                wait_s = send(read(wait_s))
+                event = read(wait_s)
+                if bundles is not None and isinstance(event, Display):
+                    bundles.add(event.data)
+                wait_s = send(event)
         except StopIteration as end:
             result: ExecutionResult = end.value
             return result
@@ -130,23 +136,34 @@ async def run_in(
         hold_to(plan.require, process.receipt)
         if watcher is not None:
             watcher.begin(process.receipt)
-        following = _follow(plan, process, started)
-        deadline = time.monotonic() + plan.timeout_s
+        bundles = _new_bundles() if plan.command.keeps_state else None
+        following = _follow(plan, process, started, bundles)
+        if bundles is None and watcher is not None:
+            bundles = _new_bundles()
+        last_nap = time.monotonic()
+        deadline = last_nap + plan.timeout_s
         while True:
             try:
                 wait_s = following.send(event)
             except StopIteration as end:
                 result: ExecutionResult = end.value
                 return result
-            if watcher is None:
-                event = await process.read(wait_s)
-            elif watcher.full() and not plan.cancelled() and time.monotonic() < deadline:
+            if time.monotonic() - last_nap > BUSY_S:  # what is there already is read without waiting
+                await _nap(0)
+                last_nap = time.monotonic()
+            if watcher is not None and watcher.full() and not plan.cancelled() and time.monotonic() < deadline:
                 await _nap(wait_s)
                 event = None
-            else:
-                event = await process.read(wait_s)
-                if event is not None and not isinstance(event, Exited):
-                    watcher.see(event)
+                continue
+            event = await process.read(wait_s)
+            if isinstance(event, Output):
+                if watcher is not None:
+                    watcher.see(event, len(event.data))
+            elif isinstance(event, Display) and bundles is not None:
+                before = bundles.size
+                kept = await _kept(bundles, event)
+                if watcher is not None and kept is not None:
+                    watcher.see(Display(kept), bundles.size - before)
     except BaseException as error:
         if plan.command.keeps_state and not isinstance(event, Exited) and _is_cancellation(error):
             event = await _interrupted(process)
@@ -155,6 +172,14 @@ async def run_in(
         if not isinstance(event, Exited):
             process.kill()  # a cancelled task must not wait for the program
         await process.close()
+
+
+async def _kept(bundles: Bundles, event: Display) -> dict[str, Any] | None:
+    from .offload import is_small, offload  # for runs that show something
+
+    if is_small(event.data):
+        return bundles.add(event.data)
+    return await offload(bundles.add, event.data)
 
 
 async def _nap(wait_s: float) -> None:
@@ -206,9 +231,9 @@ def new_execution_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(5).hex()}"
 
 
-def _follow(plan: Plan, process: _Killable, started: float) -> _Following:
+def _follow(plan: Plan, process: _Killable, started: float, bundles: Bundles | None) -> _Following:
+    """`bundles` is filled by whoever drives it; None for what keeps no state."""
     stdout, stderr = Capture(plan.output_bytes), Capture(plan.output_bytes)
-    bundles = _new_bundles() if plan.command.keeps_state else None
     deadline = time.monotonic() + plan.timeout_s
     room = plan.output_kill_bytes
     cause: Reason | None = None
@@ -240,8 +265,6 @@ def _follow(plan: Plan, process: _Killable, started: float) -> _Following:
         elif isinstance(event, Exited):
             exited = event
             break
-        elif bundles is not None:
-            bundles.add(event.data)
     ran: Ran | None = getattr(process, "ran", None)
     if ran is not None:
         plan = _as_it_ran(plan, ran)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LOST_EXIT_CODE = 125  # of a step whose sandbox went away
 _MB = 1024 * 1024
 _UNREAD_CHARS = 8 * 1024
+_LONG = ("code", "args", "command", "files", "datasets", "requirements", "reasoning_trace", "path")
 
 
 class Steps:
@@ -60,34 +61,31 @@ class Steps:
 
     def record(self, result: ExecutionResult, plan: Plan, language: str, kind: str = "execute", **said: Any) -> None:
         """Store one step that ran a program, if the policy says so."""
-        self.number += 1
-        command = plan.command
-        code = command.script or b""
-        args = command.argv[2:] if command.script is not None else ()
-        if not self.wants(result):
-            self._pass_over(result, command.env, code, *command.argv, said.get("reasoning_trace"))
-            return
-        self._save(
-            result,
-            kind=kind,
-            backend=plan.runtime,
-            language=language,
-            code=code,
-            args=args,
-            env=command.env,
-            stdin=command.stdin,
-            files=command.files,
-            timeout=plan.timeout_s,
-            **said,
-        )
+        said = _said(plan, language, kind, said)
+        if self._counts(result, said):
+            self._save(result, self.number, said)
 
-    def record_file(self, result: ExecutionResult, backend: str, kind: str, **said: Any) -> None:
+    async def record_in_loop(
+        self, result: ExecutionResult, plan: Plan, language: str, kind: str = "execute", **said: Any
+    ) -> None:
+        """The same, without keeping the running loop from others."""
+        await self._store_in_loop(result, _said(plan, language, kind, said))
+
+    async def record_file(self, result: ExecutionResult, backend: str, kind: str, **said: Any) -> None:
         """Store one step that wrote or changed a file."""
-        self.number += 1
-        if not self.wants(result):
-            self._pass_over(result, {}, said["code"], *said.get("args", ()), said.get("reasoning_trace"))
+        await self._store_in_loop(result, {**said, "kind": kind, "backend": backend, "language": ""})
+
+    async def _store_in_loop(self, result: ExecutionResult, said: dict[str, Any]) -> None:
+        if not self._counts(result, said):
             return
-        self._save(result, kind=kind, backend=backend, language="", **said)
+        from .offload import is_small, offload  # needs asyncio
+
+        read = [result.stdout, result.stderr, result.meta.get("results"), result.meta.get("files")]
+        read += [said.get(name) for name in _LONG]
+        if is_small(read, [*self._asked], [*self._answered]):
+            self._save(result, self.number, said)
+        else:
+            await offload(self._save, result, self.number, said)
 
     def wants(self, result: ExecutionResult) -> bool:
         """Whether the policy has it stored."""
@@ -96,7 +94,16 @@ class Steps:
             policy == "on_error" and (result.exit_code != 0 or result.meta.get("reason", "ok") != "ok")
         )
 
-    def _save(self, result: ExecutionResult, **said: Any) -> None:
+    def _counts(self, result: ExecutionResult, said: Mapping[str, Any]) -> bool:
+        """One more step; whether it is stored."""
+        self.number += 1
+        if self.wants(result):
+            return True
+        asked = (said["code"], *(said.get("command") or ()), *said.get("args", ()), said.get("reasoning_trace"))
+        self._pass_over(result, said.get("env") or {}, *asked)
+        return False
+
+    def _save(self, result: ExecutionResult, number: int, said: Mapping[str, Any]) -> None:
         from pathlib import Path  # most calls store nothing
 
         from . import records
@@ -109,7 +116,7 @@ class Steps:
             execution_id=result.meta["execution_id"],
             result=result,
             run_id=self.run_id,
-            step=self.number,
+            step=number,
             known=self._secrets(),
             **said,
         )
@@ -125,21 +132,40 @@ class Steps:
         self._answered.append(_joined((result.stdout, result.stderr, *shown)))
 
     def _secrets(self) -> Known:
-        from .redact import Known, redact_text
+        from .redact import Known, hide, variants
 
         if self._known is None:
             self._known = Known()
         self._known.give(_taken(self._env))
+        given = variants(self._known.given)
         for text in (*_taken(self._asked), *_taken(self._answered)):
-            redact_text(text, self._known.given, self._known)
+            hide(text, given, self._known)
         return self._known
 
 
+def _said(plan: Plan, language: str, kind: str, further: Mapping[str, Any]) -> dict[str, Any]:
+    command = plan.command
+    return {
+        **further,
+        "kind": kind,
+        "backend": plan.runtime,
+        "language": language,
+        "code": command.script or b"",
+        "args": command.argv[2:] if command.script is not None else (),
+        "env": command.env,
+        "stdin": command.stdin,
+        "files": command.files,
+        "timeout": plan.timeout_s,
+    }
+
+
 def _joined(texts: Iterable[object]) -> str:
-    parts = [text[:_UNREAD_CHARS] for text in texts if text and isinstance(text, (str, bytes))]
-    return "\n".join(part if isinstance(part, str) else part.decode("utf-8", "replace") for part in parts)[
-        :_UNREAD_CHARS
-    ]
+    joined = ""
+    for text in texts:
+        if text and isinstance(text, (str, bytes)) and len(joined) < _UNREAD_CHARS:
+            part = text[:_UNREAD_CHARS]
+            joined += f"{part if isinstance(part, str) else part.decode('utf-8', 'replace')}\n"
+    return joined[:_UNREAD_CHARS]
 
 
 def _taken(texts: deque[str]) -> list[str]:

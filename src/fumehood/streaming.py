@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any
 
 from .backends.base import Event
-from .bundles import Bundles
 from .errors import SessionError
 from .execution import new_execution_id
 from .planning import Plan
-from .types import Display, ExecutionResult, Exited, Output, Receipt
+from .types import ExecutionResult, Exited, Receipt
 
 BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the caller; past it the program has to wait
 
@@ -33,7 +32,6 @@ class Stream:
         self._more = asyncio.Event()
         self._begun = asyncio.Event()
         self._backlog = 0
-        self._bundles = Bundles()
         self._task: asyncio.Task[ExecutionResult] | None = None
         self._result: ExecutionResult | None = None
         self._told = False
@@ -126,19 +124,10 @@ class Stream:
     def full(self) -> bool:
         return self._backlog > BACKLOG_BYTES and not self.left
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Event, size: int) -> None:
         self.has_seen = True
         if self.left or not self._is_heard:
             return
-        size = 0
-        if isinstance(event, Output):
-            size = len(event.data)
-        elif isinstance(event, Display):
-            before = self._bundles.size
-            bundle = self._bundles.add(event.data)
-            if bundle is None:
-                return
-            event, size = Display(bundle), self._bundles.size - before
         self._events.append((event, size))
         self._backlog += size
         self._more.set()

@@ -20,6 +20,7 @@ from ..guest.wire import BUNDLE_BYTES, FRAME, MAX_FRAME, RESULTS_BYTES
 from ..types import Display
 
 _MAX_DISPLAYS = 1000
+_MAX_FRAMES = 4 * _MAX_DISPLAYS  # of a run: many small ones take longer to read than few large ones
 _MAX_FORMS = 32
 _MOST = BUNDLE_BYTES + (64 << 10)  # bytes of a frame
 _MOST_OF_A_RUN = RESULTS_BYTES + (1 << 20)
@@ -41,6 +42,7 @@ class Channel:
         self._is_awaited = False
         self._received = bytearray()
         self._displays = 0
+        self._frames = 0
         self._heard = 0
 
     def begin(self, code: str) -> bytes:
@@ -51,7 +53,8 @@ class Channel:
                 f"code is {len(body):,} bytes, more than the {MAX_FRAME:,} that one run may have;"
                 " write the data to a file and keep the program small"
             )
-        self._is_awaited, self.has_begun, self.done, self._displays, self._heard = True, False, None, 0, 0
+        self._is_awaited, self.has_begun, self.done = True, False, None
+        self._displays = self._frames = self._heard = 0
         return FRAME.pack(len(body)) + body
 
     def hear(self, data: bytes) -> Iterator[Display | None]:
@@ -60,13 +63,14 @@ class Channel:
         self._heard += len(data)
         while len(self._received) >= FRAME.size:
             (size,) = FRAME.unpack_from(self._received)
-            if size > _MOST or self._heard > _MOST_OF_A_RUN:
+            if size > _MOST or self._heard > _MOST_OF_A_RUN or self._frames >= _MAX_FRAMES:
                 self._received.clear()
                 raise TooMuch
             if len(self._received) < FRAME.size + size:
                 return
             body = bytes(self._received[FRAME.size : FRAME.size + size])
             del self._received[: FRAME.size + size]
+            self._frames += 1
             yield from self._handle(_parsed(body, self._run))
 
     def _handle(self, frame: dict[str, Any]) -> Iterator[Display | None]:
