@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from fumehood import AsyncSession, config, get_sandbox
+from fumehood.backends.base import SandboxSpec
+from fumehood.backends.fake import FakeBackend, FakeSandbox
 from fumehood.config_table import Settings
 from fumehood.errors import BadArgument, CommandNotAllowed, FileError
-from fumehood.handed import MAX_FILE_BYTES, MAX_FILES, Handed
+from fumehood.handed import MAX_FILE_BYTES, MAX_FILES, MAX_LEFT_OUT, MAX_TRIED, Handed
 from fumehood.session import with_settings
 from fumehood.types import Exited, Output
 from support import HANG_S
@@ -48,6 +50,25 @@ def test_what_is_past_the_caps_is_named():
     handed = streamed(OUT + code)[-1]
     assert len(handed.files) == MAX_FILES
     assert [entry["path"].rpartition("/")[2] for entry in handed.left_out] == ["20", "21", "zz"]
+
+
+def test_files_that_cannot_be_read_are_not_tried_for_ever():
+    sandbox = FakeSandbox(FakeBackend(), SandboxSpec(keeps=True))
+    paths = [f"/tmp/output/{number:04}" for number in range(1000)]
+    sandbox.files.update(dict.fromkeys(paths, b""))
+    sandbox.specials.update(paths)
+    tried, read = [], sandbox.read
+
+    async def watched(path, max_bytes):
+        tried.append(path)
+        return await read(path, max_bytes)
+
+    sandbox.read = watched
+    handed = Handed()
+    asyncio.run(handed.take(sandbox, asyncio.run(sandbox.list("/tmp/output"))))
+    assert len(tried) == MAX_TRIED
+    assert len(handed.left_out) == MAX_LEFT_OUT + 1
+    assert handed.left_out[-1]["why"] == "900 more"
 
 
 def test_files_are_placed_by_their_path():

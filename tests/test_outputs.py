@@ -221,6 +221,64 @@ def test_a_long_list_of_created_files_is_cut(run, monkeypatch):
     assert meta["files_truncated"] is True
 
 
+def test_of_many_bad_names_a_few_are_named_and_the_others_counted(run):
+    meta = run.collect(**{f"a\\{number:05}": b"" for number in range(10_000)})
+    assert len(meta["output_warnings"]) == outputs.MAX_WARNINGS + 1
+    assert meta["output_warnings"][-1].startswith(f"{10_000 - outputs.MAX_WARNINGS} more files in /tmp/output were not")
+    assert "output_warnings" not in run.collect()
+
+
+def test_nothing_is_remembered_of_files_that_are_gone(run):
+    run.sandbox.specials.add("/tmp/output/link")
+    run.collect(**{"a": b"1", "a\\b": b"", "link": b""})
+    run.files.clear()
+    run.collect()
+    assert (run.outputs._done, run.outputs._failed) == ({}, {})
+
+
+def test_long_names_are_cut(run):
+    name = "x" * 4000
+    meta = run.collect(**{f"{name}{number}": b"" for number in range(3)})
+    said = [*meta["files"]["created"], *meta["output_files"], *meta["output_warnings"]]
+    assert len(said) == 9
+    assert all(len(text) < 1200 and "... (4,0" in text for text in said)
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "\U000e0001" * 100])
+def test_the_names_of_a_call_are_bounded_together(run, name):
+    run.files.update({f"/workspace/{number:04}{name}": b"" for number in range(outputs.MAX_NAMED)})
+    run.collect()
+    run.files.clear()
+    run.files.update({f"/tmp/{number:04}{name}": b"" for number in range(outputs.MAX_NAMED)})
+    meta = run.collect()
+    names = [path for paths in meta["files"].values() for path in paths]
+    assert outputs.MAX_NAMED_CHARS // 2 < sum(map(len, names)) <= outputs.MAX_NAMED_CHARS
+    assert meta["files_truncated"] is True
+
+
+@pytest.mark.parametrize(("count", "in_loop"), [(5, True), (3000, False)])
+def test_many_files_are_compared_beside_the_loop(run, monkeypatch, count, in_loop):
+    threads = []
+    for where, verb in ((outputs, "_described"), (Outputs, "_choose")):
+        real = getattr(where, verb)
+
+        def watched(*arguments, real=real):
+            threads.append(threading.get_ident())
+            return real(*arguments)
+
+        monkeypatch.setattr(where, verb, watched)
+    run.collect(**{f"{number:04}": b"" for number in range(count)})
+    assert [thread == threading.get_ident() for thread in threads] == [in_loop] * 2
+
+
+def test_a_call_that_ran_nothing_lists_the_first_output_files(run):
+    run.collect(**{f"{number:02}": b"" for number in range(25)})
+    meta = run.outputs.unchanged(run.sandbox.places)
+    assert meta["output_files"] == [f"{number:02}" for number in range(20)]
+    assert meta["total_output_files"] == 25
+    assert meta["files"] == {"created": [], "changed": [], "deleted": []}
+
+
 def test_images_that_were_copied_are_shown(tmp_path):
     shown = []
 

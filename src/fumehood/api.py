@@ -333,8 +333,10 @@ def _placing(files: Mapping[str, bytes]) -> Visit:
 
 def _handing(handed: Handed) -> Visit:
     async def hand_over(sandbox: Sandbox) -> None:
+        from .outputs import in_order  # needs asyncio
+
         handed.clear()  # of a run whose sandbox was lost
-        await handed.take(sandbox, sorted(await sandbox.list(sandbox.places.output)))
+        await handed.take(sandbox, await in_order(await sandbox.list(sandbox.places.output)))
 
     return hand_over
 

@@ -13,6 +13,7 @@ from .types import FileStat
 MAX_FILES = 20
 MAX_FILE_BYTES = 5 * 1024 * 1024
 MAX_BYTES = 16 * 1024 * 1024
+MAX_TRIED = 100  # of those that a program made unreadable
 MAX_LEFT_OUT = 100  # that are named
 
 
@@ -41,10 +42,15 @@ class Handed:
 
     async def take(self, sandbox: Sandbox, present: Iterable[FileStat]) -> None:
         """Those of `present` that there is room for."""
-        more = 0
+        tried = more = 0
         for stat in present:
-            why = self._refusal(stat)
+            has_room = tried < MAX_TRIED and len(self.files) < MAX_FILES
+            if not has_room and len(self.left_out) >= MAX_LEFT_OUT:
+                more += 1
+                continue
+            why = self._refusal(stat) if has_room else f"more than {MAX_FILES} files"
             if why is None:
+                tried += 1
                 try:
                     data = await sandbox.read(stat.path, min(MAX_FILE_BYTES, MAX_BYTES - self.size))
                 except FileError as error:
@@ -65,8 +71,6 @@ class Handed:
             return "its name has control characters"
         if stat.size > MAX_FILE_BYTES:
             return f"larger than {MAX_FILE_BYTES // 1_048_576} MB"
-        if len(self.files) >= MAX_FILES:
-            return f"more than {MAX_FILES} files"
         if self.size + stat.size > MAX_BYTES:
             return f"more than {MAX_BYTES // 1_048_576} MB in all"
         return None

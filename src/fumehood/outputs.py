@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import inspect
 import logging
 import posixpath
@@ -13,6 +14,7 @@ from .backends.base import Places, Sandbox
 from .copies import Copies
 from .errors import FileError
 from .handed import Handed
+from .offload import offload
 from .paths import shown
 from .types import FileStat
 
@@ -21,12 +23,16 @@ MAX_FILE_BYTES = 100 * 1024 * 1024
 MAX_CALL_BYTES = 500 * 1024 * 1024
 MAX_LISTED = 20
 MAX_NAMED = 1000  # per list of created, changed and deleted files
+MAX_NAMED_CHARS = 256 * 1024  # of all names in these lists
+MAX_WARNINGS = 20  # files that can never be copied, of which each is named
 PROGRESS_BYTES = 50 * 1024 * 1024
 IMAGES = (".png", ".jpg", ".jpeg", ".svg")
 LEFT_INSIDE = (
     *(".pkl", ".pickle", ".joblib", ".pt", ".pth", ".onnx", ".h5"),
     *(".safetensors", ".npy", ".npz", ".bin"),
 )
+
+_FEW = 1000  # files: so many are compared in little more time than a thread takes
 
 _log = logging.getLogger("fumehood.outputs")
 
@@ -55,6 +61,29 @@ async def listing(sandbox: Sandbox) -> Listing:
     for directory in (places.workspace, places.tmp):
         found.update((stat.path, stat) for stat in await sandbox.list(directory))
     return found
+
+
+async def in_order(found: list[FileStat]) -> list[FileStat]:
+    return sorted(found) if len(found) <= _FEW else await offload(sorted, found)
+
+
+class Described(NamedTuple):
+    """What a call did to the files."""
+
+    meta: dict[str, Any]
+    fresh: set[str]  # created or changed
+    present: list[FileStat]  # in the output directory, what is fresh first
+
+
+class Choice(NamedTuple):
+    """Which output files are copied now."""
+
+    copied: list[FileStat]
+    late: int  # files for which there is no room in this call
+    never: list[tuple[str, str]]  # path and why, of the first ones that are new
+    more_never: int
+    done: dict[str, tuple[int, ...]]
+    failed: dict[str, tuple[int, ...]]
 
 
 class Outputs:
@@ -92,14 +121,17 @@ class Outputs:
     async def collect(self, sandbox: Sandbox, handed: Handed | None = None) -> dict[str, Any]:
         """What to add to the result's meta after a call. Files go to `handed` if there is one, and are not copied."""
         after = await listing(sandbox)
-        difference = compare(self._before, after)
-        self._before = after
+        before, self._before = self._before, after
         root = sandbox.places.output
-        meta, present = _described(difference, after, root)
+        is_small = len(before) + len(after) <= _FEW
+        meta, fresh, present = (
+            _described(before, after, root) if is_small else await offload(_described, before, after, root)
+        )
         if handed is not None:
-            await self._hand_over(sandbox, handed, {*difference.created, *difference.changed}, present)
+            await self._hand_over(sandbox, handed, fresh, present)
             return meta
-        copied, warnings = await self._copy(sandbox, present, root)
+        choice = self._choose(present, root) if is_small else await offload(self._choose, present, root)
+        copied, warnings = await self._copy(sandbox, choice, root)
         if copied:
             meta["copied_files"] = copied
         if warnings:
@@ -109,7 +141,10 @@ class Outputs:
     def unchanged(self, places: Places) -> dict[str, Any]:
         """The same for a call that ran nothing."""
         self.copied_bytes = 0
-        return _described(Difference([], [], []), self._before, places.output)[0]
+        beneath = f"{places.output}/"
+        present = [path for path in self._before if path.startswith(beneath)]
+        files = {name: list[str]() for name in Difference._fields}
+        return {"files": files, **_listed(heapq.nsmallest(MAX_LISTED, present), len(present), places.output)}
 
     async def _hand_over(self, sandbox: Sandbox, handed: Handed, fresh: set[str], present: Iterable[FileStat]) -> None:
         await handed.take(sandbox, (stat for stat in present if stat.path in fresh))
@@ -117,23 +152,41 @@ class Outputs:
         for file in handed.files:
             await self._show(file.path)
 
-    async def _copy(self, sandbox: Sandbox, present: Iterable[FileStat], root: str) -> tuple[list[str], list[str]]:
-        copied: list[str] = []
-        warnings: list[str] = []
-        late = tried = tried_bytes = self.copied_bytes = 0
+    def _choose(self, present: list[FileStat], root: str) -> Choice:
+        copied: list[FileStat] = []
+        never: list[tuple[str, str]] = []
+        late = more_never = tried_bytes = 0
+        done: dict[str, tuple[int, ...]] = {}
+        failed = {stat.path: stat.version for stat in present if self._failed.get(stat.path) == stat.version}
         # What failed before comes last: it may fail for ever.
-        for stat in sorted(present, key=lambda stat: self._failed.get(stat.path) == stat.version):
-            if self._done.get(stat.path) == stat.version or stat.path.lower().endswith(LEFT_INSIDE):
+        for stat in sorted(present, key=lambda stat: stat.path in failed):
+            if self._done.get(stat.path) == stat.version:
+                done[stat.path] = stat.version
+            elif stat.path.lower().endswith(LEFT_INSIDE):
                 continue
-            if never := self._never(stat, root):
-                self._done[stat.path] = stat.version
-                warnings.append(_not_copied(stat.path, never))
-                continue
-            if tried >= MAX_COPIED or tried_bytes + stat.size > MAX_CALL_BYTES:
+            elif why := self._never(stat, root):
+                done[stat.path] = stat.version
+                if len(never) < MAX_WARNINGS:
+                    never.append((stat.path, why))
+                else:
+                    more_never += 1
+            elif len(copied) >= MAX_COPIED or tried_bytes + stat.size > MAX_CALL_BYTES:
                 late += 1
-                continue
-            tried += 1
-            tried_bytes += stat.size
+            else:
+                copied.append(stat)
+                tried_bytes += stat.size
+        return Choice(copied, late, never, more_never, done, failed)
+
+    async def _copy(self, sandbox: Sandbox, choice: Choice, root: str) -> tuple[list[str], list[str]]:
+        copied: list[str] = []
+        warnings = [_not_copied(path, why) for path, why in choice.never]
+        if choice.more_never:
+            warnings.append(
+                f"{choice.more_never} more files in {root} were not copied: they are too large or badly named"
+            )
+        self.copied_bytes = 0
+        self._done, self._failed = choice.done, choice.failed  # nothing is remembered of files that are gone
+        for stat in choice.copied:
             try:
                 local = await self._copy_one(sandbox, stat, root)
             except (FileError, OSError, ValueError) as error:
@@ -143,9 +196,9 @@ class Outputs:
             self._done[stat.path] = stat.version
             copied.append(local)
             await self._show(local)
-        if late:
+        if choice.late:
             warnings.append(
-                f"{late} more files in {root} were not copied: at most {MAX_COPIED} files and"
+                f"{choice.late} more files in {root} were not copied: at most {MAX_COPIED} files and"
                 f" {MAX_CALL_BYTES // 1_048_576} MB come back with one call, the rest with the next ones"
             )
         return copied, warnings
@@ -188,26 +241,37 @@ class Outputs:
             _log.warning("the io handler's %s failed", verb, exc_info=True)
 
 
-def _described(difference: Difference, after: Listing, root: str) -> tuple[dict[str, Any], list[FileStat]]:
+def _described(before: Listing, after: Listing, root: str) -> Described:
+    difference = compare(before, after)
     fresh = {*difference.created, *difference.changed}
     present = sorted(
         (stat for path, stat in after.items() if path.startswith(f"{root}/")),
         key=lambda stat: (stat.path not in fresh, stat.path),
     )
     files, cut = _named(difference)
-    meta: dict[str, Any] = {
-        "files": files,
-        "output_files": [shown(stat.path.removeprefix(f"{root}/")) for stat in present[:MAX_LISTED]],
-        "total_output_files": len(present),
-    }
+    meta = {"files": files, **_listed([stat.path for stat in present[:MAX_LISTED]], len(present), root)}
     if cut:
         meta["files_truncated"] = True
-    return meta, present
+    return Described(meta, fresh, present)
+
+
+def _listed(first: Iterable[str], total: int, root: str) -> dict[str, Any]:
+    return {"output_files": [shown(path.removeprefix(f"{root}/")) for path in first], "total_output_files": total}
 
 
 def _named(difference: Difference) -> tuple[dict[str, list[str]], bool]:
-    files = {name: [shown(path) for path in paths[:MAX_NAMED]] for name, paths in difference._asdict().items()}
-    return files, any(len(paths) > MAX_NAMED for paths in difference)
+    files: dict[str, list[str]] = {}
+    room, cut = MAX_NAMED_CHARS, False
+    for name, paths in difference._asdict().items():
+        names = files[name] = []
+        for path in paths[:MAX_NAMED]:
+            names.append(shown(path))
+            room -= len(names[-1])
+            if room < 0:
+                names.pop()
+                break
+        cut = cut or len(names) < len(paths)
+    return files, cut
 
 
 def _not_copied(path: str, why: str) -> str:

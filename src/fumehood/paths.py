@@ -10,6 +10,7 @@ from .errors import BadArgument, FileError
 INVALID = "Invalid path: must be /tmp/* or /workspace/*"
 _MAX_PART_BYTES = 255
 _MAX_BYTES = 1024
+_MAX_SHOWN_CHARS = 1024
 
 
 def checked(path: object, places: Places) -> str:
@@ -55,6 +56,10 @@ def printable(name: str) -> bool:
 
 def shown(name: str) -> str:
     """A name that a program chose, fit for a line of text."""
+    if len(name) > _MAX_SHOWN_CHARS:
+        name = f"{name[:_MAX_SHOWN_CHARS]}... ({len(name):,} characters)"
+    if name.isprintable():
+        return name
     return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in name)
 
 

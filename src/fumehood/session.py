@@ -17,7 +17,7 @@ from .config import Loaded, Settings
 from .errors import BadArgument, FileError
 from .fallback import open_chosen
 from .handed import Handed
-from .outputs import listing
+from .outputs import in_order, listing
 from .planning import Plan
 from .requirements import parse
 from .streaming import Stream
@@ -226,7 +226,7 @@ class AsyncSession:
                 found = await sandbox.list(where)
                 if not found and where not in sandbox.places.all:
                     await _check_directory(sandbox, where)
-            return sorted(found)
+            return await in_order(found)
 
     async def check(self) -> Receipt:
         """Make the sandbox, and say what it enforces."""

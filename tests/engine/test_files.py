@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import os
@@ -11,8 +12,10 @@ import threading
 
 import pytest
 
-from fumehood.engine.files import Files
+from fumehood.backends._local_async import KeptSandbox
+from fumehood.engine.files import Files, ManyFiles, listing_at_most
 from fumehood.errors import EngineFailed, FileError
+from fumehood.guest import files as guest_files
 from support import wait_until
 
 
@@ -206,3 +209,89 @@ def test_a_host_without_descriptors_is_told_so_and_not_that_the_file_is_at_fault
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert files.read("/tmp/x", 1) == b"1"
+
+
+# How much is looked at
+
+
+def make_deep(directory, names):
+    """Directories in one another, each opened from the one above: their path is longer than a call takes."""
+    fd = os.open(directory, os.O_RDONLY)
+    for name in names:
+        os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    os.close(fd)
+
+
+def remove_deep(directory, name):
+    """What no path leads to, pytest cannot remove."""
+    fd, above = os.open(directory, os.O_RDONLY), []
+    with contextlib.suppress(FileNotFoundError):
+        while True:
+            below = os.open(name, os.O_RDONLY, dir_fd=fd)
+            above.append(fd)
+            fd = below
+    os.unlink("file", dir_fd=fd)
+    os.close(fd)
+    for each in reversed(above):
+        os.rmdir(name, dir_fd=each)
+        os.close(each)
+
+
+def test_files_at_paths_too_long_to_use_are_not_listed(files, tree):
+    make_deep(tree / "workspace", ["d" * 250] * 30)
+    try:
+        (tree / "workspace/a").touch()
+        assert [found.path for found in files.beneath("/workspace")] == ["/workspace/a"]
+    finally:
+        remove_deep(tree / "workspace", "d" * 250)
+
+
+@pytest.mark.parametrize("make", ["mkdir", "touch"])
+def test_entries_of_every_kind_are_bounded_in_number(files, tree, monkeypatch, make):
+    for number in range(50):
+        getattr(tree / f"workspace/{number}", make)()
+    opened = []
+    monkeypatch.setattr(guest_files, "_MAX_LOOKED", 20)
+    monkeypatch.setattr(guest_files._Walk, "_descend", lambda *arguments: opened.append(arguments))
+    assert len(files.beneath("/workspace")) + len(opened) == 20
+
+
+@pytest.mark.parametrize("make", ["mkdir", "touch", "pipe"])
+def test_a_hasty_look_stops_at_one_entry_too_many(files, tree, make):
+    makers = {"mkdir": os.mkdir, "touch": lambda path: path.touch(), "pipe": os.mkfifo}
+    for number in range(5):
+        makers[make](tree / f"workspace/{number}")
+    with listing_at_most(5):
+        files.beneath("/workspace")
+    with listing_at_most(4), pytest.raises(ManyFiles):
+        files.beneath("/workspace")
+    files.beneath("/workspace")
+
+
+class Volume:
+    """As much of one as a listing needs."""
+
+    directory = None
+
+    def __init__(self, files):
+        self._files = files
+        self.threads: list[int] = []
+
+    def beneath(self, path, leave_out):
+        found = self._files.beneath(path, leave_out=leave_out)
+        self.threads.append(threading.get_ident())
+        return found
+
+
+@pytest.mark.parametrize(("entries", "in_loop"), [(10, True), (300, False)])
+def test_many_directories_are_looked_through_beside_the_loop(files, tree, entries, in_loop):
+    for number in range(entries):
+        (tree / f"workspace/{number}").mkdir()
+    volume = Volume(files)
+    for _ in range(2):
+        assert asyncio.run(KeptSandbox(volume).list("/workspace")) == []
+    assert [thread == threading.get_ident() for thread in volume.threads] == [in_loop] * 2

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.cell import Cell
+from ..engine.files import ManyFiles, listing_at_most
 from ..types import Command, Exited, FileStat
 from .base import Event, Places, Process, Sandbox, SandboxSpec, keeps_nothing
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MANY = 200  # files: fewer are looked through in less time than a thread takes
+_FEW = 200  # entries: so many are looked through in little more time than a thread takes
 
 
 async def _owned(make: Callable[[], T], discard: Callable[[T], None]) -> T:
@@ -110,7 +111,6 @@ class KeptSandbox(Sandbox):
 
     def __init__(self, volume: Volume):
         self._volume = volume
-        self._has_many = False
         directory = volume.directory
         self.places = Places() if directory is None else _places(directory)
 
@@ -130,9 +130,11 @@ class KeptSandbox(Sandbox):
 
     async def list(self, directory: str) -> list[FileStat]:
         look = functools.partial(self._volume.beneath, directory, self.places.data)
-        found = await asyncio.to_thread(look) if self._has_many else look()
-        self._has_many = len(found) > _MANY
-        return found
+        try:
+            with listing_at_most(_FEW):
+                return look()
+        except ManyFiles:
+            return await asyncio.to_thread(look)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._volume.close)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed, FileError
-from ..guest.files import Gone, Outside, TooLarge, Tree
+from ..guest.files import Gone, Outside, TooLarge, TooMany, Tree
 from ..types import FileStat
 
+_at_most: ContextVar[int | None] = ContextVar("entries that a listing may look at", default=None)
 _FEW_BYTES, _FEW_INODES = 1 << 20, 200
 _KINDS = {
     errno.ENOENT: ("missing", "does not exist; files() lists what is there"),
@@ -26,6 +28,10 @@ _KINDS = {
     errno.EROFS: ("denied", "may not be written to: it is read-only"),
     errno.EBUSY: ("denied", "may not be replaced: it is in use as a mount"),
 }
+
+
+class ManyFiles(Exception):
+    """There is more to look at than `listing_at_most` allows."""
 
 
 class Files:
@@ -47,7 +53,10 @@ class Files:
     def beneath(self, path: str, *, leave_out: str | None = None) -> list[FileStat]:
         """Regular files beneath, without the directory `leave_out`."""
         with our_errors(path), self._as_owner():
-            return [FileStat(*found) for found in self._tree.beneath(path, leave_out)]
+            try:
+                return [FileStat(*found) for found in self._tree.beneath(path, leave_out, _at_most.get())]
+            except TooMany:
+                raise ManyFiles from None
 
     def has_nothing(self, path: str) -> bool:
         """Whether there is not one entry, which is soon seen however many there are."""
@@ -77,6 +86,16 @@ class Files:
             yield
         finally:
             set_file_ids(0, 0)
+
+
+@contextlib.contextmanager
+def listing_at_most(entries: int) -> Iterator[None]:
+    """Within it, `beneath` raises ManyFiles rather than look at more: whoever has no time lists elsewhere."""
+    token = _at_most.set(entries)
+    try:
+        yield
+    finally:
+        _at_most.reset(token)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_ENTRIES = 50_000
-_MAX_NAMED = 32 << 20  # characters of all paths in a listing
+_MAX_FOUND = 50_000  # files in a listing
+_MAX_LOOKED = 100_000  # entries of any kind that are looked at for it
+_MAX_NAMED = 8 << 20  # characters of all its paths
+_MAX_PATH = 4096  # no system call takes a longer one
 _MAX_DEPTH = 64
 _CHUNK = 1 << 20
 
@@ -33,6 +35,10 @@ class Gone(OSError):
 
 class TooLarge(OSError):
     """There is more than was asked for."""
+
+
+class TooMany(Exception):
+    """There are more entries than were to be looked at."""
 
 
 class Tree:
@@ -90,10 +96,11 @@ class Tree:
         finally:
             draft.close()
 
-    def beneath(self, path: str, leave_out: str | None = None) -> list[Found]:
+    def beneath(self, path: str, leave_out: str | None = None, at_most: int | None = None) -> list[Found]:
         """Regular files beneath, without the directory `leave_out`; names that are no text are passed over.
 
-        Mounts are too: a virtualenv beneath /tmp is seen there by the program as well.
+        Mounts are too: a virtualenv beneath /tmp is seen there by the program as well. So are paths too long to use.
+        With `at_most`, TooMany as soon as there is one entry more.
         """
         parts = self._parts(path)
         try:
@@ -103,7 +110,7 @@ class Tree:
         except OSError:
             return []  # there is no such directory
         try:
-            return _Walk(os.fstat(directory).st_dev, leave_out).beneath(directory, path)
+            return _Walk(os.fstat(directory).st_dev, leave_out, at_most).beneath(directory, path)
         finally:
             os.close(directory)
 
@@ -216,9 +223,11 @@ class Draft:
 
 
 class _Walk:
-    def __init__(self, device: int, leave_out: str | None):
+    def __init__(self, device: int, leave_out: str | None, at_most: int | None):
         self._device = device
         self._leave_out = leave_out
+        self._at_most = at_most
+        self._looked = 0
         self._found: list[Found] = []
         self._named = 0
 
@@ -234,11 +243,11 @@ class _Walk:
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
-                    if len(self._found) >= _MAX_ENTRIES or self._named >= _MAX_NAMED:
+                    if not self._goes_on():
                         return
                     name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
                     place = f"{path}/{name}"
-                    if not _is_text(name) or place == self._leave_out:
+                    if not _is_text(name) or place == self._leave_out or len(place) > _MAX_PATH:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         if depth < _MAX_DEPTH:
@@ -252,6 +261,12 @@ class _Walk:
             pass  # taken away while we looked
         finally:
             os.close(fd)
+
+    def _goes_on(self) -> bool:
+        self._looked += 1
+        if self._at_most is not None and self._looked > self._at_most:
+            raise TooMany
+        return self._looked <= _MAX_LOOKED and len(self._found) < _MAX_FOUND and self._named < _MAX_NAMED
 
     def _descend(self, name: str, parent: int, path: str, depth: int) -> None:
         try:

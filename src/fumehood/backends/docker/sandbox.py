@@ -28,6 +28,7 @@ from .process import Program
 _PART = 1 << 18
 _ANSWER_S = 60.0
 _MAX_LISTED = 64 << 20
+_SHORT = 1 << 14  # a listing that is read in less time than a thread takes
 _MIB = 1024 * 1024
 _READ_ONLY = 0o444
 
@@ -96,7 +97,7 @@ class DockerSandbox(Sandbox):
         answer = self._ask({"verb": "list", "path": directory, "leave_out": self.places.data}, _MAX_LISTED)
         with our_errors(directory):
             lines = await answer.wait()
-        return [_stat(line) for line in lines.splitlines()]
+        return _stats(lines) if len(lines) <= _SHORT else await asyncio.to_thread(_stats, lines)
 
     async def close(self) -> None:
         """The container is removed in the background: the backend's own end waits for that."""
@@ -211,6 +212,10 @@ class _Answer:
 def _os_error(number: int) -> OSError:
     kind = {errno.EFBIG: TooLarge, errno.EINVAL: Outside}.get(number, OSError)
     return kind(number, os.strerror(number))
+
+
+def _stats(lines: bytes) -> list[FileStat]:
+    return [_stat(line) for line in lines.splitlines()]
 
 
 def _stat(line: bytes) -> FileStat:
