@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from fumehood import AsyncSession, bundles, get_sandbox, offload
+from fumehood import AsyncSession, bundles, edits, get_sandbox, offload
 from fumehood.backends.base import Process
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.bundles import Bundles
@@ -81,6 +81,20 @@ def test_the_record_of_a_long_write_is_made_beside_the_loop(monkeypatch):
         return threading.get_ident()
 
     assert asyncio.run(scenario()) not in threads
+
+
+@pytest.mark.parametrize(("size", "in_loop"), [(100, True), (100_000, False)])
+def test_a_long_file_is_edited_beside_the_loop(monkeypatch, size, in_loop):
+    threads = workers(monkeypatch, edits, "replace_once")
+
+    async def scenario() -> int:
+        async with AsyncSession(FakeBackend()) as session:
+            await session.write("/tmp/a", "a" * size + "b")
+            await session.edit("/tmp/a", "b", "c")
+            assert await session.read("/tmp/a") == b"a" * size + b"c"
+        return threading.get_ident()
+
+    assert (asyncio.run(scenario()) in threads) is in_loop
 
 
 def test_a_one_shot_in_a_loop_is_recorded_beside_it(monkeypatch):

@@ -17,6 +17,7 @@ from .config import Loaded, Settings
 from .errors import BadArgument, FileError
 from .fallback import open_chosen
 from .handed import Handed
+from .offload import is_small, offload
 from .outputs import in_order, listing
 from .planning import Plan
 from .requirements import parse
@@ -198,7 +199,9 @@ class AsyncSession:
         edits.check(old_string, new_string)
 
         async def edit(sandbox: Sandbox, where: str) -> int:
-            data = edits.edited(await sandbox.read(where, edits.MAX_BYTES), old_string, new_string, where)
+            before = await sandbox.read(where, edits.MAX_BYTES)
+            change = partial(edits.edited, before, old_string, new_string, where)
+            data = change() if is_small(before, old_string, new_string) else await offload(change)
             await sandbox.write(where, data)
             return len(data)
 
