@@ -134,6 +134,34 @@ def test_a_record_is_stored_also_if_its_caller_is_cancelled_meanwhile(monkeypatc
     assert done.wait(HANG_S)
 
 
+def test_the_loop_does_not_wait_for_a_record_that_a_thread_stores(monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+    real, threads = cleaner.hide, set()
+
+    def slow(text, *rest):
+        threads.add(threading.get_ident())
+        if text == MANY[0]:
+            began.set()
+            assert go_on.wait(HANG_S)
+        return real(text, *rest)
+
+    monkeypatch.setattr(cleaner, "hide", slow)
+
+    async def scenario() -> int:
+        large = AsyncSession(FakeBackend(replies=[[Display({"application/json": MANY})]]), store_code="always")
+        small = AsyncSession(FakeBackend(replies=[Reply(stdout="out")]), store_code="always")
+        task = asyncio.create_task(large.run("x"))
+        assert await asyncio.to_thread(began.wait, HANG_S)
+        await small.run("y")
+        go_on.set()
+        await task
+        await asyncio.gather(large.close(), small.close())
+        return threading.get_ident()
+
+    assert asyncio.run(asyncio.wait_for(scenario(), HANG_S)) not in threads
+    assert len(threads) == 2
+
+
 @pytest.mark.parametrize(
     ("value", "small"),
     [

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LOST_EXIT_CODE = 125  # of a step whose sandbox went away
 _MB = 1024 * 1024
 _UNREAD_CHARS = 8 * 1024
+_storing: list[int] = []  # in threads beside event loops, of all runs of this process
 _LONG = ("code", "args", "command", "files", "datasets", "requirements", "reasoning_trace", "path")
 
 
@@ -82,10 +83,18 @@ class Steps:
 
         read = [result.stdout, result.stderr, result.meta.get("results"), result.meta.get("files")]
         read += [said.get(name) for name in _LONG]
-        if is_small(read, [*self._asked], [*self._answered]):
+        # One that is being stored in a thread has the directory's lock, for which the loop must not wait.
+        if not _storing and is_small(read, [*self._asked], [*self._answered]):
             self._save(result, self.number, said)
         else:
-            await offload(self._save, result, self.number, said)
+            await offload(self._save_aside, result, self.number, said)
+
+    def _save_aside(self, result: ExecutionResult, number: int, said: Mapping[str, Any]) -> None:
+        _storing.append(number)
+        try:
+            self._save(result, number, said)
+        finally:
+            _storing.pop()
 
     def wants(self, result: ExecutionResult) -> bool:
         """Whether the policy has it stored."""
