@@ -95,7 +95,7 @@ _RULES = (
 _STEP = 16 * 1024
 _REACH = 32
 _SHORTEST = 6  # of a text that could hold any secret: `://:x@`, or a remembered value
-_FOLDED = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}  # what IGNORECASE takes for these letters
+_FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))  # what IGNORECASE takes for letters
 
 
 class Known:
@@ -192,7 +192,16 @@ def _without_matches(rule: _Rule, text: str, folded: str, known: Known | None) -
 
 def _fold(text: str) -> str:
     """In lower case, each character where it was."""
-    return text.lower() if text.isascii() else text.translate(_FOLDED).lower()
+    if text.isascii():
+        return text.lower()
+    pieces = [text[at : at + _STEP] for at in range(0, len(text), _STEP)]
+    return "".join([_without_odd_letters(piece).lower() for piece in pieces])
+
+
+def _without_odd_letters(text: str) -> str:
+    for odd, letter in _FOLDED:
+        text = text.replace(odd, letter)
+    return text
 
 
 def _hidden(after: str, known: Known | None, match: re.Match[str]) -> str:
