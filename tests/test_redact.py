@@ -41,6 +41,27 @@ def test_keys_of_well_known_vendors_are_taken_out_wherever_they_stand(around):
         assert text == around.format(MARK), name
 
 
+FURTHER = [
+    "rk_" + "test_" + LETTERS,
+    "glsoat" + "-" + LETTERS,
+    "ASIA" + "ABCDEFGH12345678",
+    "xapp" + "-1-" + LETTERS,
+    "ya29" + "." + LETTERS,
+    "ak" + "-" + LETTERS,
+    "as" + "-" + LETTERS,
+    "SG" + f".{LETTERS}.{LETTERS}",
+]
+
+
+def test_every_vendor_has_an_example_that_is_found():
+    """A pattern alone finds nothing: its rule must know how it starts."""
+    examples = [*SECRETS.values(), *FURTHER]
+    for pattern in redact._VENDORS:
+        mine = [example for example in examples if re.fullmatch(pattern, example)]
+        assert mine, pattern
+        assert [redact_text(example) for example in mine] == [MARK] * len(mine)
+
+
 CREDENTIALS = [
     ("Authorization: Bearer abcdef0123456789abcdef", "abcdef0123456789abcdef"),
     ("authorization: basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA"),
