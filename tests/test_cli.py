@@ -432,6 +432,18 @@ class TestDoctor:
             "bash": False,
         }
 
+    def test_a_deleted_working_directory_is_named(
+        self, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        code, out, _ = cli("doctor")
+        assert code == 1
+        assert "The working directory was deleted; set SANDBOX_ARTIFACTS_DIR to an absolute path." in out
+        assert json.loads(cli("doctor", "--json")[1])["records"]["writable"] is False
+
     def test_a_level_that_cannot_be_had_is_explained(self, cli: Run) -> None:
         code, out, _ = cli("doctor", "--require", "sealed")
         assert code == 1

@@ -163,6 +163,17 @@ def test_a_directory_that_cannot_be_read_is_our_error(tmp_path: Path) -> None:
             call(*command, "--dir", str(tmp_path / "file"))
 
 
+def test_a_deleted_working_directory_is_our_error(tmp_path: Path, directory: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for command in (["history"], ["show", "latest"], ["verify"], ["verify", "--dir", "artifacts"]):
+        with pytest.raises(RecordsError, match=r"was deleted: change to .* absolute path"):
+            call(*command)
+    save(directory, "aaa")
+    assert call("show", "aaa", "--dir", str(directory)) == 0
+
+
 # --- prune
 
 

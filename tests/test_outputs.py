@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from fumehood.backends.base import SandboxSpec
 from fumehood.backends.fake import FakeBackend, FakeSandbox
 from fumehood.copies import Copies
 from fumehood.outputs import Outputs, compare
+from fumehood.steps import absolute
 from fumehood.types import FileStat
 from support import HANG_S
 
@@ -192,6 +194,18 @@ def test_an_output_directory_that_is_none_is_a_warning_until_it_is_one(run, tmp_
     assert "set SANDBOX_OUTPUT_DIR to one" in run.collect(a=b"1")["output_warnings"][0]
     (tmp_path / "out").unlink()
     assert run.collect()["copied_files"]
+
+
+def test_a_deleted_working_directory_is_a_warning(run, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    run.outputs = Outputs(Copies(absolute("output"), "s"), None)
+    (warning,) = run.collect(a=b"1")["output_warnings"]
+    assert "working directory was deleted" in warning
+    assert "SANDBOX_OUTPUT_DIR" in warning
+    assert not Path("/nonexistent").exists()
 
 
 def test_copies_that_fail_again_and_again_do_not_keep_others_back(run):

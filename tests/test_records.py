@@ -22,6 +22,7 @@ from fumehood import recorded, redact
 from fumehood.errors import BadArgument, RecordsError
 from fumehood.records import Report, Store, build, chain, cleaner, failed, files, find, load_all, prune, store, verify
 from fumehood.records import head as heads
+from fumehood.steps import absolute
 from fumehood.types import ExecutionResult
 from pace import calls
 from support import HANG_S, wait_until
@@ -687,6 +688,35 @@ def test_a_dangling_symlink_makes_no_directory(tmp_path: Path, caplog: pytest.Lo
 
 def test_a_nul_in_the_path_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     saves_nothing(Path("/tmp/a\x00b/executions"), caplog)
+
+
+def test_a_relative_directory_is_never_written_to_once_the_working_directory_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    place = Path(absolute("artifacts"))
+    saves_nothing(place / "executions", caplog)
+    assert "the working directory was deleted" in caplog.text
+    monkeypatch.chdir(tmp_path)  # where nobody said to write
+    assert Store(place, policy="always").directory == tmp_path / "artifacts"
+    assert list(tmp_path.rglob("*")) == []
+    assert not Path("/nonexistent").exists()
+
+
+def test_a_store_made_before_the_working_directory_changed_writes_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    writer = Store(Path("artifacts"), policy="always")
+    monkeypatch.chdir(tmp_path)
+    assert writer.save({"code": "x"}, failed=True) is None
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_planted_lock_symlink_is_not_followed(directory: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,6 +42,11 @@ class Copies:
     def save(self, relative: str, data: bytes) -> str:
         """Write one file, all of it or nothing, and return where it is."""
         self.check(relative)
+        if not os.path.isabs(self._parent):
+            raise ValueError(
+                f"the working directory was deleted, and {self._parent} is relative to it;"
+                " set SANDBOX_OUTPUT_DIR to an absolute path"
+            )
         *directories, name = relative.split("/")
         try:
             os.makedirs(self._parent, exist_ok=True)

@@ -186,8 +186,11 @@ def _taken(texts: deque[str]) -> list[str]:
 
 
 def absolute(directory: str) -> str:
-    """As seen from the working directory of now, which may be another one later."""
+    """As seen from the working directory of now, which may be another one later.
+
+    It stays relative if the working directory was deleted; nothing is ever written to a relative one.
+    """
     try:
         return os.path.abspath(directory)
-    except FileNotFoundError:  # the working directory is gone; who writes there will warn that it cannot
-        return os.path.join(os.sep, "nonexistent", directory)
+    except FileNotFoundError:
+        return directory

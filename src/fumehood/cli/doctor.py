@@ -94,12 +94,14 @@ def _languages(settings: Settings, *, is_local: bool) -> list[dict[str, Any]]:
 
 
 def _records(settings: Settings) -> dict[str, Any]:
-    directory = Path(settings.artifacts_dir, "executions").absolute()
+    from ..steps import absolute  # what that loads, opening a sandbox has loaded
+
+    directory = Path(absolute(settings.artifacts_dir), "executions")
     there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
     return {
         "directory": str(directory),
         "policy": settings.store_code,
-        "writable": there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        "writable": directory.is_absolute() and there.is_dir() and os.access(there, os.W_OK | os.X_OK),
     }
 
 
@@ -142,7 +144,10 @@ def _page(report: dict[str, Any], style: terminal.Style) -> list[str]:
         lines.append(style("  Allow more with SANDBOX_SUPPORTED_LANGUAGES=python,javascript,bash", "dim"))
     records = report["records"]
     lines += ["", style("Records", "bold"), f"  {style(records['directory'])}, kept: {style(records['policy'])}"]
-    if not records["writable"]:
+    if not os.path.isabs(records["directory"]):
+        what = "  The working directory was deleted; set SANDBOX_ARTIFACTS_DIR to an absolute path."
+        lines.append(style(what, "yellow"))
+    elif not records["writable"]:
         lines.append(style("  This directory cannot be written; set SANDBOX_ARTIFACTS_DIR to one that can.", "yellow"))
     if report["warnings"]:
         lines += ["", style("Worth knowing", "bold")]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import records
-from ..errors import BadArgument
+from ..errors import BadArgument, RecordsError
 from ..records.head import stamp
 from . import history_view, terminal
 
@@ -161,9 +161,16 @@ def _chosen(args: argparse.Namespace, directory: Path, skipped: list[str]) -> It
 
 def records_directory(args: argparse.Namespace) -> Path:
     """Where `--dir` or the settings say."""
+    given = Path(args.dir or _settings(args).artifacts_dir)
+    try:
+        given.absolute()
+    except FileNotFoundError:
+        raise RecordsError(
+            f"{given} is relative to the working directory, which was deleted: change to a directory that exists, "
+            "or give an absolute path with --dir or SANDBOX_ARTIFACTS_DIR"
+        ) from None
     if not args.dir:
-        return Path(_settings(args).artifacts_dir, "executions")
-    given = Path(args.dir)
+        return given / "executions"
     inside = given / "executions"  # somebody who names the artifacts directory means this
     return inside if given.name != "executions" and inside.is_dir() else given
 

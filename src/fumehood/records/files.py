@@ -27,6 +27,8 @@ LOCK_TIMEOUT_S = 10.0
 @contextmanager
 def directory(path: Path, *, create: bool = False) -> Iterator[int]:
     """The directory's descriptor. Its last component may not be a symlink."""
+    if create and not path.is_absolute():
+        raise OSError("the working directory was deleted, and this path is relative to it")
     if sys.platform == "win32":
         raise OSError("records need directory descriptors and file locks, which this platform lacks")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -26,7 +26,7 @@ class Store:
     def __init__(self, directory: Path, *, policy: str, max_bytes: int = 0) -> None:
         if policy not in POLICIES:
             raise BadArgument(f"record policy {policy!r} is not one of {', '.join(POLICIES)}")
-        self.directory = Path(directory).absolute()
+        self.directory = _absolute(Path(directory))
         self.policy = policy
         self.max_bytes = max_bytes  # 0: no cap
         self._lock_timeout_s: float | None = None
@@ -70,10 +70,18 @@ class Store:
             _warned.add(key)
             _log.warning(
                 "records are not stored: cannot write to %s (%s). "
-                "Set SANDBOX_ARTIFACTS_DIR to a directory that can be written, or SANDBOX_STORE_CODE=never.",
+                "Set SANDBOX_ARTIFACTS_DIR to the absolute path of a directory that can be written, "
+                "or SANDBOX_STORE_CODE=never.",
                 self.directory,
                 error,
             )
+
+
+def _absolute(directory: Path) -> Path:
+    try:
+        return directory.absolute()
+    except FileNotFoundError:  # the working directory was deleted: saving will say so
+        return directory
 
 
 def _append(dir_fd: int, record: Mapping[str, Any]) -> Head:
