@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +76,20 @@ def forge(path: Path, **changes: Any) -> Path:
     path.unlink()
     (path.parent / name).write_bytes(data)
     return path.parent / name
+
+
+def blocks(path: Path) -> int:
+    return path.lstat().st_blocks * 512
+
+
+def disk_bytes(directory: Path) -> int:
+    """What `du` says."""
+    return blocks(directory) + sum(map(blocks, directory.iterdir()))
+
+
+def head_of(directory: Path) -> chain.Head:
+    with files.directory(directory) as dir_fd:
+        return heads.load(dir_fd)
 
 
 # --- writing
@@ -252,7 +268,7 @@ def test_writers_killed_at_any_moment_leave_a_sound_chain(directory: Path, round
 
     for round_ in range(rounds):
         before, some = record_names(), random.randrange(1, 60)
-        writer = start_writer(directory, f"w{round_}", 100_000, 200_000)
+        writer = start_writer(directory, f"w{round_}", 100_000, 400_000)
         assert wait_until(lambda before=before, some=some: len(record_names() - before) >= some)
         time.sleep(random.random() * 0.01)  # so that it is anywhere in its work
         writer.send_signal(signal.SIGKILL)
@@ -567,7 +583,8 @@ def test_prune_by_age(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prune_by_size(directory: Path) -> None:
     paths = fill(directory, 10)
-    assert prune(directory, max_bytes=sum(path.stat().st_size for path in paths[7:])) == 7
+    others = disk_bytes(directory) - sum(map(blocks, paths))
+    assert prune(directory, max_bytes=others + sum(map(blocks, paths[7:]))) == 7
     assert (verify(directory).ok, verify(directory).records) == (True, 3)
 
 
@@ -621,10 +638,10 @@ def test_a_pruned_record_put_back_changed_shows(directory: Path) -> None:
 
 
 def test_the_size_cap_removes_the_oldest_by_itself(directory: Path) -> None:
-    writer = Store(directory, policy="always", max_bytes=20_000)
+    writer = Store(directory, policy="always", max_bytes=60_000)
     for i in range(100):
         assert writer.save({"execution_id": f"run-{i}", "code": "x" * 500}, failed=False)
-        assert sum(path.stat().st_size for path in directory.glob("2*.json")) <= 20_000
+        assert disk_bytes(directory) <= 60_000
     report = verify(directory)
     assert report.ok
     assert report.pruned
@@ -632,6 +649,56 @@ def test_the_size_cap_removes_the_oldest_by_itself(directory: Path) -> None:
     newest = next(load_all(directory))
     assert newest.record
     assert newest.record["execution_id"] == "run-99"
+
+
+def test_the_cap_holds_for_all_that_lies_in_the_directory(directory: Path) -> None:
+    cap = 1024 * 1024
+    writer = Store(directory, policy="always", max_bytes=cap)
+    for i in range(400):
+        assert writer.save({"code": "x" * (100 if i % 3 else 9000)}, failed=False)
+    assert cap * 0.9 < disk_bytes(directory) <= cap
+    assert head_of(directory).total_bytes == sum(map(blocks, directory.glob("2*.json")))
+    assert prune(directory, max_bytes=cap // 2) > 0
+    assert cap * 0.4 < disk_bytes(directory) <= cap // 2
+    assert verify(directory).ok
+
+
+def test_a_store_that_counted_lengths_is_counted_anew(directory: Path) -> None:
+    fill(directory, 30)
+    head = head_of(directory)
+    old = {key: value for key, value in dataclasses.asdict(head).items() if key != "counts_blocks"}
+    old["total_bytes"] = sum(path.stat().st_size for path in directory.glob("2*.json"))
+    (directory / files.HEAD).write_bytes(chain.canonical(old).ljust(chain.HEAD_BYTES - 1) + b"\n")
+    assert verify(directory).ok
+    Store(directory, policy="always", max_bytes=10**9).save({"code": "x"}, failed=False)
+    assert head_of(directory).total_bytes == sum(map(blocks, directory.glob("2*.json")))
+    Store(directory, policy="always", max_bytes=80_000).save({"code": "x"}, failed=False)
+    assert disk_bytes(directory) <= 80_000
+    assert verify(directory).ok
+
+
+@pytest.mark.parametrize("removed", [0, 10])
+def test_at_the_cap_few_records_look_at_the_directory(directory: Path, removed: int) -> None:
+    cap = 4 * 1024 * 1024
+    writer = Store(directory, policy="always", max_bytes=cap)
+    while not (directory.exists() and disk_bytes(directory) > cap * 0.95):
+        for _ in range(100):
+            writer.save({"code": "x"}, failed=False)
+    for path in sorted(directory.glob("2*.json"))[:removed]:
+        path.unlink()
+    costs = [calls(lambda: writer.save({"code": "x"}, failed=False)) for _ in range(100)]
+    assert 1 <= sum("listdir" in cost for cost in costs) <= 100 // (cap // 64 // 4096) + 2
+    assert disk_bytes(directory) <= cap
+
+
+def test_a_directory_that_stays_large_does_not_push_out_every_record(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(directory, 1)
+    with files.directory(directory) as dir_fd, monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", lambda _: SimpleNamespace(st_blocks=10**6))
+        left = files.room(dir_fd, 1024 * 1024)
+    assert left > 400_000
 
 
 def test_the_newest_record_stays_even_if_it_alone_is_over_the_cap(directory: Path) -> None:

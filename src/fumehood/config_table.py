@@ -162,7 +162,7 @@ FIELDS: tuple[Field, ...] = (
     Field("dangerous_imports", v.modules, v.SUPERSET, "Modules the import screen refuses."),
     Field("store_code", v.choice(*_STORE_CODE), v.ranked(*_STORE_CODE), "Which executions are recorded."),
     Field("artifacts_dir", v.path, v.NEVER, "Directory of the records, relative to the working directory."),
-    Field("store_max_mb", v.integer(1), v.NEVER, "MiB the records may take; the oldest go first."),
+    Field("store_max_mb", v.integer(1), v.NEVER, "MiB the records may take on the disk; the oldest go first."),
     Field("warm_cells", v.integer(0, 1024), v.LOWER, "Most sandboxes kept ready; 0 = each is made when asked for."),
     Field("preload", v.modules, v.NEVER, "Modules imported ahead, so that programs find them loaded."),
     Field("session_idle_sec", v.number(_WEEK_S), v.LOWER, "Seconds without a call after which a session ends."),

@@ -47,6 +47,7 @@ class Head:
     name: str = ""
     total_bytes: int = 0
     pruned: Pruned | None = None
+    counts_blocks: bool = True  # total_bytes is what the records take on the disk; once it was their length
 
     @property
     def start(self) -> tuple[int, str]:
@@ -66,6 +67,7 @@ class Head:
             name=_name(raw, "name"),
             total_bytes=_number(raw, "total_bytes"),
             pruned=None if pruned is None else Pruned.load(pruned),
+            counts_blocks=raw.get("counts_blocks") is True,
         )
         if head.sequence < head.start[0]:
             raise ValueError("more pruned than written")

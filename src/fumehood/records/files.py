@@ -22,6 +22,7 @@ PENDING = ".record.tmp"
 HEAD_TEMP = ".head.tmp"
 
 LOCK_TIMEOUT_S = 10.0
+_BLOCK_BYTES = 4096
 
 
 @contextmanager
@@ -126,8 +127,8 @@ def read_entry(dir_fd: int, name: str) -> Entry:
     return unseal(name, data)
 
 
-def write_temp(dir_fd: int, name: str, data: bytes) -> None:
-    """A new private file with these bytes, complete or not there."""
+def write_temp(dir_fd: int, name: str, data: bytes) -> int:
+    """A new private file with these bytes, complete or not there. Returns what it takes on the disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, 0o600, dir_fd=dir_fd)
@@ -139,6 +140,7 @@ def write_temp(dir_fd: int, name: str, data: bytes) -> None:
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
+            return _disk_bytes(os.fstat(fd))
     except BaseException:
         os.unlink(name, dir_fd=dir_fd)
         raise
@@ -172,16 +174,32 @@ def remove(dir_fd: int, name: str) -> bool:
     return True
 
 
-def size(dir_fd: int, name: str) -> int:
+def disk_bytes(dir_fd: int, name: str) -> int:
     try:
-        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_size
+        return _disk_bytes(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
     except FileNotFoundError:
         return 0
 
 
+def _disk_bytes(info: os.stat_result) -> int:
+    # Some file systems say only later how many blocks a file has.
+    return max(info.st_blocks * 512, -(-info.st_size // _BLOCK_BYTES) * _BLOCK_BYTES)
+
+
+def room(dir_fd: int, max_bytes: int) -> int:
+    """What the records may take for the whole directory to take no more than `max_bytes`."""
+    # A directory's own blocks are never given back on some file systems: they may not push out every record.
+    own = min(os.fstat(dir_fd).st_blocks * 512, max_bytes // 2)
+    return max(0, max_bytes - own - _BLOCK_BYTES)  # the head
+
+
 def names(dir_fd: int) -> tuple[list[str], list[str]]:
     """The files named like records, oldest first (which is the chain's order), and what else lies here."""
-    everything = os.listdir(dir_fd)
-    ours = sorted(name for name in everything if NAME.fullmatch(name))
-    others = sorted(set(everything) - set(ours) - {HEAD, LOCK, PENDING, HEAD_TEMP})
-    return ours, others
+    ours: list[str] = []
+    others: list[str] = []
+    for name in os.listdir(dir_fd):
+        if NAME.fullmatch(name):
+            ours.append(name)
+        elif name not in (HEAD, LOCK, PENDING, HEAD_TEMP):
+            others.append(name)
+    return sorted(ours), sorted(others)

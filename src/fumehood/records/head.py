@@ -55,7 +55,7 @@ def pending(dir_fd: int, head: Head) -> Entry | None:
 
 def rebuild(dir_fd: int, names: list[str]) -> Head:
     """The best guess from the records that are left."""
-    total = sum(files.size(dir_fd, name) for name in names)
+    total = sum(files.disk_bytes(dir_fd, name) for name in names)
     first, last = _first_intact(dir_fd, names), _first_intact(dir_fd, names[::-1])
     if first is None or last is None or first.record is None or last.record is None:
         return Head(total_bytes=total)

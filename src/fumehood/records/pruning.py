@@ -58,32 +58,42 @@ def prune_once(
 ) -> int:
     """The same under a lock that the caller holds."""
     names, _ = files.names(dir_fd)
-    sizes = [files.size(dir_fd, name) for name in names]
+    total = _total(dir_fd, head, names)
     drop = 0
     if keep is not None:
         drop = max(drop, len(names) - keep)
     if before is not None:
         drop = max(drop, bisect.bisect_left(names, before))
     if max_bytes is not None:
-        drop = max(drop, _until_fits(sizes, max_bytes))
+        drop = max(drop, _until_fits(dir_fd, names, total - files.room(dir_fd, max_bytes)))
     if spare_newest:
         drop = min(drop, len(names) - 1)
     if at_most is not None:
         drop = min(drop, at_most)
     if drop <= 0:
+        if not head.counts_blocks or total != head.total_bytes:  # or every writer would count again
+            write(dir_fd, replace(head, total_bytes=total, counts_blocks=True))
         return 0
     # Looked at before they go, so that removing them removes no trace of tampering.
     at = walk((files.read_entry(dir_fd, name) for name in names[:drop]), head)
     broken = len(at.problems) + (head.pruned.broken if head.pruned else 0)
     pruned = Pruned(at.sequence, at.hash, now(), broken)
+    left = total - sum(files.disk_bytes(dir_fd, name) for name in names[:drop])
     # The sign-off goes first: dying half-way leaves records that the sign-off covers, not a hole.
-    write(dir_fd, replace(head, total_bytes=sum(sizes[drop:]), pruned=pruned))
+    write(dir_fd, replace(head, total_bytes=max(0, left), pruned=pruned, counts_blocks=True))
     return sum(files.remove(dir_fd, name) for name in names[:drop])
 
 
-def _until_fits(sizes: list[int], max_bytes: int) -> int:
-    total, drop = sum(sizes), 0
-    while total > max_bytes:
-        total -= sizes[drop]
+def _total(dir_fd: int, head: Head, names: list[str]) -> int:
+    """What the records take. The head knows, unless some came or went without it."""
+    if head.counts_blocks and len(names) == head.sequence - head.start[0]:
+        return head.total_bytes
+    return sum(files.disk_bytes(dir_fd, name) for name in names)
+
+
+def _until_fits(dir_fd: int, names: list[str], excess: int) -> int:
+    drop = 0
+    while excess > 0 and drop < len(names):
+        excess -= files.disk_bytes(dir_fd, names[drop])
         drop += 1
     return drop

@@ -57,7 +57,9 @@ class Store:
         return self.directory / head.name
 
     def _keep_to_size(self, dir_fd: int, head: Head) -> None:
-        if not 0 < self.max_bytes < head.total_bytes:
+        if self.max_bytes <= 0:
+            return
+        if head.counts_blocks and head.total_bytes <= files.room(dir_fd, self.max_bytes):
             return
         try:
             # Somewhat below the cap, so that not every record has to look at the whole directory.
@@ -91,9 +93,9 @@ def _append(dir_fd: int, record: Mapping[str, Any]) -> Head:
     number = head.sequence + 1
     name, digest, data = seal(record, sequence=number, previous=head.hash, stored=stamp_after(head.name))
     # The head goes first: dying between the two renames leaves a pending record that the next writer puts in place.
-    files.write_temp(dir_fd, files.PENDING, data)
+    taken = files.write_temp(dir_fd, files.PENDING, data)
     try:
-        head = replace(head, sequence=number, hash=digest, name=name, total_bytes=head.total_bytes + len(data))
+        head = replace(head, sequence=number, hash=digest, name=name, total_bytes=head.total_bytes + taken)
         write(dir_fd, head)
     except BaseException:
         files.remove(dir_fd, files.PENDING)
