@@ -443,6 +443,26 @@ def test_bytes_that_parse_to_the_same_record_still_show(directory: Path) -> None
     assert [problem.sequence for problem in verify(directory).problems] == [1, 2]
 
 
+def test_a_hash_that_was_moved_within_its_record_shows(directory: Path) -> None:
+    path = fill(directory, 3)[1]
+    data = path.read_bytes()
+    (member,) = re.findall(rb'"hash":"[0-9a-f]{64}",', data)
+    for moved in (b"{" + member + data.replace(member, b"")[1:], data.replace(member, member + b" ")):
+        assert json.loads(moved) == json.loads(data)
+        path.write_bytes(moved)
+        assert kinds(verify(directory)) == {"changed"}
+    path.write_bytes(data)
+    assert verify(directory).ok
+
+
+def test_verify_reads_each_record_once_and_writes_none_anew(directory: Path) -> None:
+    fill(directory, 40)
+    names = calls(lambda: verify(directory))
+    assert names.count("open") <= 40 + 4  # the directory, the lock, the head and what a writer left
+    assert names.count("parse") == 40 + 1
+    assert not {"canonical", "dumps", "encode_basestring_ascii"} & set(names)
+
+
 def test_reordered_records_show(directory: Path) -> None:
     paths = fill(directory, 4)
     a, b = paths[1].name, paths[2].name

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 GENESIS = "0" * 64  # `previous` of the first record
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -93,6 +93,15 @@ class Entry:
     error: str | None = None  # with a record: it parses, but is not as it was written
 
 
+class _Place(NamedTuple):
+    """What the chain needs to know of a record, and not its content."""
+
+    name: str
+    sequence: int
+    hash: str
+    previous: str
+
+
 @dataclass(slots=True)
 class Walk:
     """What going along some records in order found. `sequence`, `hash`: the last one that stood in its place."""
@@ -141,16 +150,21 @@ def unseal(name: str, data: bytes) -> Entry:
         _digest(record, "previous")
     except (ValueError, UnicodeDecodeError) as error:
         return Entry(name, None, f"not a record: {error}")
-    body = {key: value for key, value in record.items() if key != "hash"}
-    try:
-        same = canonical(record) + b"\n" == data and hashlib.sha256(canonical(body)).hexdigest() == digest
-    except (ValueError, RecursionError):
-        same = False
-    if not same or sequence < 1:
+    if sequence < 1 or not _is_as_sealed(record, digest, data):
         return Entry(name, record, "its content does not match its hash")
     if name != file_name(str(record.get("stored")), digest):
         return Entry(name, record, "its file was renamed")
     return Entry(name, record)
+
+
+def _is_as_sealed(record: Mapping[str, Any], digest: str, data: bytes) -> bool:
+    """Whether the hash is that of all other bytes, and stands in its place among them."""
+    before, found, after = data.partition(f'"hash":"{digest}",'.encode())  # `previous` comes after it
+    if not found or not after.endswith(b"\n") or list(record) != sorted(record):
+        return False
+    body = hashlib.sha256(before)
+    body.update(memoryview(after)[:-1])
+    return body.hexdigest() == digest
 
 
 def walk(entries: Iterable[Entry], head: Head, *, look_for: str | None = None) -> Walk:
@@ -158,10 +172,10 @@ def walk(entries: Iterable[Entry], head: Head, *, look_for: str | None = None) -
     start, start_hash = head.start
     at = Walk(start, start_hash, found=start if look_for == start_hash else None)
     seen: set[int] = set()
-    signed_off: list[Entry] = []
+    signed_off: list[_Place] = []
     for entry in entries:
         if entry.record and not entry.error and entry.record["sequence"] <= start:
-            signed_off.append(entry)
+            signed_off.append(_Place(entry.name, *(entry.record[key] for key in ("sequence", "hash", "previous"))))
         else:
             _step(at, entry, seen, head.sequence, look_for)
     _check_leftovers(at, signed_off, head)
@@ -208,17 +222,16 @@ def _step(at: Walk, entry: Entry, seen: set[int], last: int, look_for: str | Non
     seen.add(number)
 
 
-def _check_leftovers(at: Walk, entries: list[Entry], head: Head) -> None:
+def _check_leftovers(at: Walk, places: list[_Place], head: Head) -> None:
     """Oldest go first, so what an interrupted prune leaves runs up to the sign-off without a gap."""
-    expected, digest = head.start
-    for entry in reversed(entries):
-        record = entry.record or {}
-        if (record["sequence"], record["hash"]) == (expected, digest):
-            expected, digest = expected - 1, record["previous"]
+    expected = head.start
+    for place in reversed(places):
+        if (place.sequence, place.hash) == expected:
+            expected = (place.sequence - 1, place.previous)
             at.leftovers += 1
         else:
-            what = f"record {record['sequence']} ({entry.name}) does not belong here: that number was pruned"
-            at.problems.append(Problem("order", what, entry.name, record["sequence"]))
+            what = f"record {place.sequence} ({place.name}) does not belong here: that number was pruned"
+            at.problems.append(Problem("order", what, place.name, place.sequence))
 
 
 def _missing(first: int, last: int) -> Problem:

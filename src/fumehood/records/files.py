@@ -102,18 +102,20 @@ def read(dir_fd: int, name: str) -> bytes:
     """A regular file's bytes, or OSError; ValueError if it is something else or too large."""
     # O_NONBLOCK: opening a FIFO must not wait for its writer.
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd)
-    with os.fdopen(fd, "rb", buffering=0) as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise ValueError("not a regular file")
         limit = MAX_RECORD_BYTES + 1024
         data = b""
         while len(data) <= limit:
-            chunk = file.read(min(info.st_size + 1, limit + 1))
+            chunk = os.read(fd, min(info.st_size + 1, limit + 1))
             if not chunk:
                 return data
             data += chunk
         raise ValueError(f"larger than {MAX_RECORD_BYTES} bytes")
+    finally:
+        os.close(fd)
 
 
 def read_entry(dir_fd: int, name: str) -> Entry:
