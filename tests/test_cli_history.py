@@ -244,6 +244,10 @@ def test_show_tells_not_found_from_ambiguous(directory: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["show", "abc"]) == 2
     assert "fits 2 executions: abc2, abc1" in capsys.readouterr().err
+    for i in range(5):
+        save(directory, f"abc3{i}")
+    assert main(["show", "abc"]) == 2
+    assert "fits more than 5 executions: abc34, " in capsys.readouterr().err
     for unknown in ("nothing", "", "../../etc/passwd"):
         assert main(["show", unknown]) == 2
     assert "`fumehood history` lists what is" in capsys.readouterr().err

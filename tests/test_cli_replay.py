@@ -313,7 +313,7 @@ def test_one_execution_is_found_by_the_beginning_of_its_id(replay: Replay) -> No
     assert (code, out.splitlines()[-1]) == (0, "1 same")
     code, out, err = replay("run-", "--backend", "fake")
     assert (code, out) == (2, "")
-    assert "fits 2 executions; give more of it" in err
+    assert "fits several executions; give more of it" in err
 
 
 def test_steps_come_in_their_order_and_other_runs_stay_out(replay: Replay) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -896,6 +898,73 @@ def test_find_takes_an_id_a_hash_or_a_name(directory: Path) -> None:
     assert len(find(directory, "run-1")) == 1  # whole, although run-10 begins so too
     assert len(find(directory, "run-")) == 12
     assert find(directory, "nothing") == []
+
+
+def made_at(milliseconds: int, random_digits: str = "0123456789") -> str:
+    return f"{milliseconds:012x}{random_digits}"
+
+
+def stored_later(directory: Path, count: int) -> list[tuple[str, Path]]:
+    """Records with ids like ours, each stored some microseconds after its id was made, and their ids."""
+    found = []
+    for i in range(count):
+        execution_id = made_at(time.time_ns() // 1_000_000, f"{i:010x}")
+        (path,) = fill(directory, 1, execution_id=execution_id, code="x" * 100)
+        found.append((execution_id, path))
+    return found
+
+
+def records_read(work: Callable[[], object]) -> int:
+    return calls(work).count("fstat")  # one for each file that is opened to be read
+
+
+def test_one_record_of_many_is_found_by_reading_a_few(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(1_800_000_000_000_000_000, 1_000_000)
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    monkeypatch.setattr(heads, "now", lambda: heads.stamp(datetime.fromtimestamp(time.time_ns() / 1e9, UTC)))
+    stored = stored_later(directory, 200)
+    for number in (0, 1, 100, 199):
+        execution_id, path = stored[number]
+        digest = json.loads(path.read_bytes())["hash"]
+        for whole in (execution_id, digest, digest[:16], path.name, path.stem):
+            assert [entry.name for entry in find(directory, whole)] == [path.name]
+            assert records_read(lambda whole=whole: find(directory, whole)) == 1, whole
+    beginning = stored[190][0][:20]
+    assert [entry.name for entry in find(directory, beginning)] == [stored[190][1].name]
+    assert records_read(lambda: find(directory, beginning)) <= 10  # only what was stored since may begin so too
+
+
+def test_an_id_of_a_clock_that_was_ahead_is_found(directory: Path) -> None:
+    ahead = made_at(time.time_ns() // 1_000_000 + 3_600_000)
+    fill(directory, 1, execution_id=ahead)
+    fill(directory, 5)
+    for prefix in (ahead, ahead[:15], ahead[:3]):
+        assert [(entry.record or {})["execution_id"] for entry in find(directory, prefix)] == [ahead]
+
+
+def test_a_short_beginning_looks_at_every_record(directory: Path) -> None:
+    fill(directory, 1, execution_id="ab12")
+    fill(directory, 1, execution_id="ab")
+    assert [(entry.record or {})["execution_id"] for entry in find(directory, "ab")] == ["ab"]
+    assert "ab12" in [(entry.record or {})["execution_id"] for entry in find(directory, "ab1")]
+
+
+def test_find_keeps_no_more_than_asked(directory: Path) -> None:
+    fill(directory, 8)
+    assert len(find(directory, "run-", at_most=3)) == 3
+    assert len(find(directory, "2", at_most=3)) == 3
+    assert [(entry.record or {})["execution_id"] for entry in find(directory, "run-0", at_most=1)] == ["run-0"]
+
+
+def test_a_changed_or_unreadable_record_is_found_by_its_name(directory: Path) -> None:
+    first, second = fill(directory, 2)
+    rewrite(first, hash="f" * 64)
+    second.write_text("?", "utf-8")
+    for path in (first, second):
+        (entry,) = find(directory, path.stem)
+        assert entry.error
+    (entry,) = find(directory, "f" * 64)
+    assert entry.name == first.name
 
 
 # --- what a record says

@@ -58,9 +58,9 @@ def find(directory: Path, wanted: str) -> Found:
         numbers = {recorded.number(record) for record in run}
         missing = tuple(number for number in range(1, max(numbers)) if number not in numbers)
         return Found(tuple(run), missing, tuple(unreadable))
-    found = [entry for entry in records.find(directory, wanted) if entry.record is not None] if wanted else []
+    found = [entry for entry in records.find(directory, wanted, at_most=2) if entry.record] if wanted else []
     if len(found) > 1:
-        raise BadArgument(f"{wanted!r} fits {len(found)} executions; give more of it (`fumehood history` lists them)")
+        raise BadArgument(f"{wanted!r} fits several executions; give more of it (`fumehood history` lists them)")
     if not found:
         raise BadArgument(f"no run or execution {wanted!r} is stored in {directory}; `fumehood history` lists what is")
     return Found(tuple({**(entry.record or {}), "damage": entry.error} for entry in found))

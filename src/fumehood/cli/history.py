@@ -18,6 +18,7 @@ from ..records.head import stamp
 from . import history_view, terminal
 
 NOTHING_FOUND, BROKEN = 1, 1
+MAX_NAMED = 5  # executions in a message
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -89,7 +90,10 @@ def list_records(args: argparse.Namespace) -> int:
 def show_record(args: argparse.Namespace) -> int:
     """`fumehood show`"""
     directory = records_directory(args)
-    found = list(_first(records.load_all(directory))) if args.id == "latest" else records.find(directory, args.id)
+    if args.id == "latest":
+        found = list(_first(records.load_all(directory)))
+    else:
+        found = records.find(directory, args.id, at_most=MAX_NAMED + 1)
     if not found or not args.id:
         if args.id == "latest":
             terminal.error(f"no execution is stored in {directory}{_why_empty(args)}")
@@ -98,9 +102,9 @@ def show_record(args: argparse.Namespace) -> int:
             f"no execution that begins with {args.id!r} is stored in {directory}; `fumehood history` lists what is"
         )
     if len(found) > 1:
-        names = ", ".join(terminal.safe(str((e.record or {}).get("execution_id") or e.name)) for e in found[:5])
-        more = ", …" if len(found) > 5 else ""
-        raise BadArgument(f"{args.id!r} fits {len(found)} executions: {names}{more}; give more of it")
+        names = ", ".join(terminal.safe(str((e.record or {}).get("execution_id") or e.name)) for e in found[:MAX_NAMED])
+        count, more = (f"more than {MAX_NAMED}", ", …") if len(found) > MAX_NAMED else (len(found), "")
+        raise BadArgument(f"{args.id!r} fits {count} executions: {names}{more}; give more of it")
     (entry,) = found
     if entry.record is None:
         terminal.error(f"{directory / entry.name} cannot be read: {entry.error}")

@@ -2,8 +2,9 @@
 
 from .chain import Entry, Problem, Pruned
 from .pruning import prune
-from .read import Report, find, load_all, verify
+from .read import Report, load_all, verify
 from .record import build, failed
+from .search import find
 from .store import POLICIES, Store
 
 __all__ = [

@@ -47,19 +47,6 @@ def load_all(directory: Path, *, newest_first: bool = True) -> Iterator[Entry]:
         raise _unreadable(directory, error) from error
 
 
-def find(directory: Path, prefix: str) -> list[Entry]:
-    """The records whose execution id, hash or file name begins so; a whole one is the only answer. Newest first."""
-    found = []
-    for entry in load_all(directory):
-        record = entry.record or {}
-        names = (str(record.get("execution_id", "")), str(record.get("hash", "")), entry.name)
-        if prefix in names:
-            return [entry]
-        if any(name.startswith(prefix) for name in names):
-            found.append(entry)
-    return found
-
-
 def verify(directory: Path, *, expect: str | None = None) -> Report:
     """Walk the whole chain. `expect`: a head hash noted earlier, which must be part of it."""
     try:
