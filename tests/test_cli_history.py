@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood.cli import history
+from fumehood.cli import history, history_view
 from fumehood.cli.main import main
 from fumehood.errors import BadArgument, RecordsError
 from fumehood.records import Store, build
@@ -89,6 +90,51 @@ def test_history_filters(directory: Path, capsys: pytest.CaptureFixture[str]) ->
     assert ids("--since", "1h") == ids()
     assert ids("--since", "2099-01-01") == []
     assert ids("--limit", "0") == ids()
+
+
+def test_a_streamed_list_reads_as_one_document(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("history", "--json") == 1
+    assert capsys.readouterr().out == "[]\n"
+    for i in range(3):
+        save(directory, f"id{i}", stdout="a\nb\x7f")
+        assert call("history", "--json") == 0
+        out = capsys.readouterr().out
+        assert out == json.dumps(json.loads(out), indent=2).replace("\x7f", "\\u007f") + "\n"
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_long_history_takes_no_more_memory_than_a_short_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    def peak(count: int) -> int:
+        for _ in range(count):
+            writer.save({"execution_id": "id", "code": "x" * 20_000}, failed=False)
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            monkeypatch.setattr(sys, "stdout", nowhere)
+            tracemalloc.start()
+            try:
+                assert call("history", "--limit", "0", *more) == 0
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    writer = Store(directory, policy="always")
+    monkeypatch.setattr(history_view, "ALIGNED_ROWS", 10)
+    peak(1)  # what is loaded once
+    few = peak(30)
+    assert peak(270) < few + 300_000  # all of it is 6 MB
+
+
+def test_columns_grow_with_later_rows(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(history_view, "ALIGNED_ROWS", 2)
+    for execution_id in ("longest", "b", "a"):
+        save(directory, execution_id)
+    assert call("history") == 0
+    assert [line[19:].split("local")[0] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        *("  a   ", "  b        ", "  longest  ")
+    ]
 
 
 def test_the_default_limit_is_twenty(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,16 @@ def list_records(args: argparse.Namespace) -> int:
         raise BadArgument("--keep, --older-than and --max-mb remove records: add --prune to mean it")
     directory = records_directory(args)
     skipped: list[str] = []
-    chosen = list(_chosen(args, directory, skipped))
+    chosen = _chosen(args, directory, skipped)
+    first = list(_first(chosen))
+    listed = chain(first, chosen)  # read as they are shown: all of them may be more than the memory holds
     if args.json:
-        _print_json([record for record, _ in chosen])
-    elif chosen:
-        terminal.show(sys.stdout, history_view.table(chosen))
+        terminal.show(sys.stdout, _json_list(record for record, _ in listed))
+    elif first:
+        terminal.show(sys.stdout, history_view.table(listed))
     for message in skipped:
         terminal.note(f"cannot be read: {message}")
-    if chosen:
+    if first:
         return 0
     filtered = args.failed or args.since or args.run
     terminal.note(f"no {'such ' if filtered else ''}execution is stored in {directory}{_why_empty(args)}")
@@ -197,7 +200,20 @@ def _first(entries: Iterable[Any]) -> Iterator[Any]:
 
 
 def _print_json(value: object) -> None:
-    terminal.show(sys.stdout, [json.dumps(value, indent=2).replace("\x7f", "\\u007f")])  # the rest is escaped already
+    terminal.show(sys.stdout, [_json(value)])
+
+
+def _json_list(values: Iterable[object]) -> Iterator[str]:
+    """The lines of a JSON list, of which one value is held at a time."""
+    held = None
+    for value in values:
+        yield "[" if held is None else f"{held},"
+        held = "  " + _json(value).replace("\n", "\n  ")
+    yield from ["[]"] if held is None else [held, "]"]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2).replace("\x7f", "\\u007f")  # the rest is escaped already
 
 
 def _count(text: str) -> int:

@@ -5,35 +5,42 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from ..records import Report
 from . import terminal
 
+TITLES = ("TIME (UTC)", "ID", "BACKEND", "LANGUAGE", "EXIT", "OUTCOME", "SECONDS", "CODE")
+ALIGNED_ROWS = 500  # those that come later may make a column wider, never narrower
+
 
 def table(chosen: Iterable[tuple[dict[str, Any], str]]) -> Iterator[str]:
     style = terminal.Style.for_stream(sys.stdout)
-    rows = [
-        (
-            _text(record, "timestamp")[:19].replace("T", " ") or name[:15],
-            (_text(record, "execution_id") or _text(record, "hash"))[:24],
-            _where(record),
-            _text(record, "language") or _text(record, "kind"),
-            str(exit_code(record)),
-            _outcome(record),
-            _seconds(_result(record).get("duration")),
-            _what_ran(record),
-        )
-        for record, name in chosen
-    ]
-    titles = ("TIME (UTC)", "ID", "BACKEND", "LANGUAGE", "EXIT", "OUTCOME", "SECONDS", "CODE")
-    # Safe first: spelled out, a control character is wider.
-    cells = [titles, *(tuple(_one_line(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(titles) - 1)]
-    for number, row in enumerate(cells):
-        line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        failed = number > 0 and row[4] != "0"
-        yield style(line, "bold") if number == 0 else style(line, "red") if failed else style(line)
+    rows = chain([TITLES], (_row(record, name) for record, name in chosen))
+    widths = [0] * (len(TITLES) - 1)
+    titled = False
+    while some := list(islice(rows, ALIGNED_ROWS)):
+        widths = [max(width, *(len(row[i]) for row in some)) for i, width in enumerate(widths)]
+        for row in some:
+            line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+            colour = () if titled and row[4] == "0" else ("red",) if titled else ("bold",)
+            titled = True
+            yield style(line, *colour)
+
+
+def _row(record: dict[str, Any], name: str) -> tuple[str, ...]:
+    cells = (
+        _text(record, "timestamp")[:19].replace("T", " ") or name[:15],
+        (_text(record, "execution_id") or _text(record, "hash"))[:24],
+        _where(record),
+        _text(record, "language") or _text(record, "kind"),
+        str(exit_code(record)),
+        _outcome(record),
+        _seconds(_result(record).get("duration")),
+        _what_ran(record),
+    )
+    return tuple(_one_line(cell) for cell in cells)  # before they are measured: spelled out, a character is wider
 
 
 def _what_ran(record: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import TextIO
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_WRITTEN_CHARS = 64 * 1024  # at once, however many lines there are
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -47,7 +48,14 @@ def write(stream: TextIO | None, text: str) -> None:
 
 def show(stream: TextIO | None, lines: Iterable[str]) -> None:
     """Write lines of ours: what is foreign in them has been through a `Style` or `safe`."""
-    _put(stream, "".join(f"{line}\n" for line in lines))
+    some, length = [], 0
+    for line in lines:
+        some.append(f"{line}\n")
+        length += len(line)
+        if length >= _WRITTEN_CHARS:
+            _put(stream, "".join(some))
+            some, length = [], 0
+    _put(stream, "".join(some))
 
 
 def write_over(stream: TextIO | None, line: str) -> None:
