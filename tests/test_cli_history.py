@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.cli import history, history_view
+from fumehood.cli import history, history_view, terminal
 from fumehood.cli.main import main
 from fumehood.errors import BadArgument, RecordsError
 from fumehood.records import Store, build
@@ -366,6 +367,26 @@ def test_verify_prints_the_head_and_takes_it_back(directory: Path, capsys: pytes
     assert call("verify", "--expect", "f" * 64) == 1
     assert "no record here has the expected hash" in capsys.readouterr().out
     assert is_usage_error("verify", "--expect", "abc")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("where", [Terminal, io.StringIO])
+@pytest.mark.parametrize("patience_s", [0.0, HANG_S])
+def test_verify_that_takes_long_tells_a_terminal_how_far_it_is(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, where: type[io.StringIO], patience_s: float
+) -> None:
+    for name, value in (("NO_COLOR", ""), ("FORCE_COLOR", ""), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(terminal, "_PATIENCE_S", patience_s)
+    monkeypatch.setattr(sys, "stderr", err := where())
+    save(directory, "aaa")
+    assert call("verify") == 0
+    told = where is Terminal and patience_s == 0
+    assert err.getvalue() == ("\r\x1b[Kverifying record 0 of 1\r\x1b[K" if told else "")
 
 
 def test_verify_of_a_broken_chain_fails_and_says_what(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,11 @@ def show_record(args: argparse.Namespace) -> int:
 def verify_records(args: argparse.Namespace) -> int:
     """`fumehood verify`"""
     directory = records_directory(args)
-    report = records.verify(directory, expect=args.expect)
+    line = terminal.CountLine("verifying record")
+    try:
+        report = records.verify(directory, expect=args.expect, progress=line.tell)
+    finally:
+        line.end()
     empty = report.sequence == 0 and report.records == 0 and report.ok
     if args.json:
         _print_json({"ok": report.ok and not empty, **dataclasses.asdict(report)})

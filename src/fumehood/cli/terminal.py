@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
@@ -15,6 +16,7 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _WRITTEN_CHARS = 64 * 1024  # at once, however many lines there are
+_PATIENCE_S, _PAUSE_S = 1.0, 0.2  # before the first progress, and until the next
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -61,6 +63,25 @@ def show(stream: TextIO | None, lines: Iterable[str]) -> None:
 def write_over(stream: TextIO | None, line: str) -> None:
     """Put one line of ours, made safe already, where the last one stood."""
     _put(stream, f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
+
+
+class CountLine:
+    """How far a count has come: one line on a terminal's standard error, once it has taken a while."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._writes = is_terminal(sys.stderr) and Style.for_stream(sys.stderr).enabled
+        self._is_shown = False
+        self._next = time.monotonic() + _PATIENCE_S
+
+    def tell(self, done: int, total: int) -> None:
+        if self._writes and (now := time.monotonic()) >= self._next:
+            self._is_shown, self._next = True, now + _PAUSE_S
+            write_over(sys.stderr, f"{self._what} {done} of {total}")
+
+    def end(self) -> None:
+        if self._is_shown:
+            write_over(sys.stderr, "")
 
 
 def _put(stream: TextIO | None, text: str) -> None:

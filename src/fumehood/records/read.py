@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,10 @@ from . import files
 from .chain import Entry, Head, Problem, Pruned, end, walk
 from .head import load, pending, rebuild
 
+Progress = Callable[[int, int], None]  # how many records are done, and of how many
+
 _TRIES = 5
+_TOLD_EVERY = 500
 
 
 @dataclass(slots=True)
@@ -47,12 +50,12 @@ def load_all(directory: Path, *, newest_first: bool = True) -> Iterator[Entry]:
         raise _unreadable(directory, error) from error
 
 
-def verify(directory: Path, *, expect: str | None = None) -> Report:
+def verify(directory: Path, *, expect: str | None = None, progress: Progress | None = None) -> Report:
     """Walk the whole chain. `expect`: a head hash noted earlier, which must be part of it."""
     try:
         with files.directory(Path(directory)) as dir_fd:
             for _ in range(_TRIES):
-                report, start = _verify(dir_fd, str(directory), expect)
+                report, start = _verify(dir_fd, str(directory), expect, progress)
                 if report.ok or start == _start(_head(dir_fd)):  # else a prune went on meanwhile: look again
                     break
     except FileNotFoundError:
@@ -64,7 +67,9 @@ def verify(directory: Path, *, expect: str | None = None) -> Report:
     return report
 
 
-def _verify(dir_fd: int, directory: str, expect: str | None) -> tuple[Report, tuple[int, str] | None]:
+def _verify(
+    dir_fd: int, directory: str, expect: str | None, progress: Progress | None
+) -> tuple[Report, tuple[int, str] | None]:
     head, names, others = _snapshot(dir_fd)
     report = Report(directory)
     if others:
@@ -77,8 +82,7 @@ def _verify(dir_fd: int, directory: str, expect: str | None) -> tuple[Report, tu
             what = f"the head file is missing or damaged: nothing says which of {len(names)} record(s) was the last"
             report.problems.append(Problem("head", what))
     last = pending(dir_fd, head)
-    entries = (files.read_entry(dir_fd, name) for name in names)
-    at = walk(chain(entries, [last] if last else []), head, look_for=expect)
+    at = walk(chain(_entries(dir_fd, names, progress), [last] if last else []), head, look_for=expect)
     if known:
         end(at, head)
         report.sequence, report.head, report.pruned = head.sequence, head.hash, head.pruned
@@ -92,6 +96,13 @@ def _verify(dir_fd: int, directory: str, expect: str | None) -> tuple[Report, tu
     report.records, report.expected_at = at.records, at.found
     report.problems += at.problems
     return report, head.start if known else None
+
+
+def _entries(dir_fd: int, names: list[str], progress: Progress | None) -> Iterator[Entry]:
+    for number, name in enumerate(names):
+        if progress and number % _TOLD_EVERY == 0:
+            progress(number, len(names))
+        yield files.read_entry(dir_fd, name)
 
 
 def _snapshot(dir_fd: int) -> tuple[Head | None, list[str], list[str]]:
