@@ -949,6 +949,15 @@ def test_a_short_beginning_looks_at_every_record(directory: Path) -> None:
     assert "ab12" in [(entry.record or {})["execution_id"] for entry in find(directory, "ab1")]
 
 
+def test_records_without_a_text_are_read_and_not_parsed(directory: Path) -> None:
+    paths = fill(directory, 20)
+    paths[3].write_text('{"code": "cut', "utf-8")
+    names = calls(lambda: list(load_all(directory, text='run-7"')))
+    assert names.count("unseal") == 1  # the one that is damaged
+    found = [entry.name for entry in load_all(directory, text="run-7", newest_first=False)]
+    assert found == [paths[3].name, paths[7].name]
+
+
 def test_find_keeps_no_more_than_asked(directory: Path) -> None:
     fill(directory, 8)
     assert len(find(directory, "run-", at_most=3)) == 3

@@ -48,7 +48,7 @@ class Found(NamedTuple):
 def find(directory: Path, wanted: str) -> Found:
     """The steps of the run with this id, or the one execution whose id begins so."""
     run, unreadable = [], []
-    for entry in records.load_all(directory, newest_first=False):
+    for entry in records.load_all(directory, newest_first=False, text=wanted):
         if entry.record is None:
             unreadable.append(f"{entry.name}: {entry.error}")
         elif entry.record.get("run_id") == wanted:

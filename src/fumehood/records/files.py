@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -120,13 +121,30 @@ def read(dir_fd: int, name: str) -> bytes:
 
 def read_entry(dir_fd: int, name: str) -> Entry:
     """A record, or the reason why not."""
+    data = _read_or_reason(dir_fd, name)
+    return unseal(name, data) if isinstance(data, bytes) else Entry(name, None, data)
+
+
+def read_entry_with(dir_fd: int, name: str, text: bytes) -> Entry | None:
+    """The same, or None if the text, as `escaped`, is nowhere in it: parsing a record costs more than reading it."""
+    data = _read_or_reason(dir_fd, name)
+    if not isinstance(data, bytes):
+        return Entry(name, None, data)
+    is_whole = data.startswith(b"{") and data.endswith(b"}\n")
+    return None if is_whole and text not in data else unseal(name, data)
+
+
+def escaped(text: str) -> bytes:
+    return json.dumps(text)[1:-1].encode()
+
+
+def _read_or_reason(dir_fd: int, name: str) -> bytes | str:
     try:
-        data = read(dir_fd, name)
+        return read(dir_fd, name)
     except OSError as error:
-        return Entry(name, None, error.strerror or str(error))
+        return error.strerror or str(error)
     except ValueError as error:
-        return Entry(name, None, str(error))
-    return unseal(name, data)
+        return str(error)
 
 
 def write_temp(dir_fd: int, name: str, data: bytes) -> int:
@@ -197,11 +215,7 @@ def room(dir_fd: int, max_bytes: int) -> int:
 
 def names(dir_fd: int) -> tuple[list[str], list[str]]:
     """The files named like records, oldest first (which is the chain's order), and what else lies here."""
-    ours: list[str] = []
-    others: list[str] = []
-    for name in os.listdir(dir_fd):
-        if NAME.fullmatch(name):
-            ours.append(name)
-        elif name not in (HEAD, LOCK, PENDING, HEAD_TEMP):
-            others.append(name)
-    return sorted(ours), sorted(others)
+    everything = os.listdir(dir_fd)
+    ours = sorted(filter(NAME.fullmatch, everything))
+    others = sorted({*everything}.difference(ours, (HEAD, LOCK, PENDING, HEAD_TEMP)))
+    return ours, others

@@ -36,13 +36,18 @@ class Report:
         return not self.problems
 
 
-def load_all(directory: Path, *, newest_first: bool = True) -> Iterator[Entry]:
-    """Every file named like a record, read one at a time. What cannot be read is an entry with an error."""
+def load_all(directory: Path, *, newest_first: bool = True, text: str | None = None) -> Iterator[Entry]:
+    """Every file named like a record, read one at a time. What cannot be read is an entry with an error.
+
+    `text`: without the records that have it nowhere.
+    """
+    wanted = None if text is None else files.escaped(text)
     try:
         with files.directory(Path(directory)) as dir_fd:
             names, _ = files.names(dir_fd)
             for name in reversed(names) if newest_first else names:
-                if (entry := files.read_entry(dir_fd, name)).record or files.exists(dir_fd, name):
+                entry = files.read_entry_with(dir_fd, name, wanted) if wanted else files.read_entry(dir_fd, name)
+                if entry and (entry.record or files.exists(dir_fd, name)):
                     yield entry  # else pruned since we looked
     except FileNotFoundError:
         return

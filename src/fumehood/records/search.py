@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from ..errors import RecordsError
 from . import files
-from .chain import NAME_HASH_DIGITS, Entry, unseal
+from .chain import NAME_HASH_DIGITS, Entry
 from .head import stamp
 
 _HASH_AT = len("20261115T175012.000000Z_")
@@ -48,23 +47,15 @@ def _matching(dir_fd: int, names: list[str], prefix: str) -> Iterator[Entry]:
             yield entry
     # No execution is stored before it has its id, and most are soon after.
     first = bisect_left(names, _earliest_name(prefix))
+    text = files.escaped(prefix)
     for part in (names[first:], names[:first][::-1]):
         if some and len(prefix) >= _TELLING:
             return
         for name in part:
-            candidate = None if name in named else _holding(dir_fd, name, prefix)
+            candidate = None if name in named else files.read_entry_with(dir_fd, name, text)
             if candidate and _begins(candidate, prefix):
                 some = True
                 yield candidate
-
-
-def _holding(dir_fd: int, name: str, text: str) -> Entry | None:
-    """The record if its bytes hold the text: parsing it costs more than reading it."""
-    try:
-        data = files.read(dir_fd, name)
-    except (OSError, ValueError):
-        return None
-    return unseal(name, data) if json.dumps(text)[1:-1].encode() in data else None
 
 
 def _begins(entry: Entry, prefix: str) -> bool:
