@@ -96,8 +96,8 @@ def show_record(args: argparse.Namespace) -> int:
     if args.id == "latest":
         found = list(_first(records.load_all(directory)))
     else:
-        found = records.find(directory, args.id, at_most=MAX_NAMED + 1)
-    if not found or not args.id:
+        found = records.find(directory, args.id, at_most=MAX_NAMED + 1) if args.id else []
+    if not found:
         if args.id == "latest":
             terminal.error(f"no execution is stored in {directory}{_why_empty(args)}")
             return NOTHING_FOUND
