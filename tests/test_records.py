@@ -699,6 +699,19 @@ def test_a_store_that_counted_lengths_is_counted_anew(directory: Path) -> None:
     assert verify(directory).ok
 
 
+def test_a_store_far_over_its_cap_shrinks_with_every_record(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(directory, 60)
+    monkeypatch.setattr("fumehood.records.pruning._BATCH", 10)  # what one execution may have to wait for
+    writer = Store(directory, policy="always", max_bytes=60_000)
+    left = []
+    for _ in range(8):
+        assert writer.save({"code": "x"}, failed=False)
+        left.append(len(list(directory.glob("2*.json"))))
+    assert left[:3] == [51, 42, 33]
+    assert disk_bytes(directory) <= 60_000
+    assert verify(directory).ok
+
+
 @pytest.mark.parametrize("removed", [0, 10])
 def test_at_the_cap_few_records_look_at_the_directory(directory: Path, removed: int) -> None:
     cap = 4 * 1024 * 1024

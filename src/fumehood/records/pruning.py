@@ -36,7 +36,7 @@ def prune(
                             f"{directory}: {lost}, so nothing is removed. "
                             "The next execution that is stored makes a new head and says so in its record."
                         )
-                    gone = prune_once(dir_fd, head, keep=keep, before=before, max_bytes=max_bytes, at_most=_BATCH)
+                    gone = prune_once(dir_fd, head, keep=keep, before=before, max_bytes=max_bytes)
                 total += gone
                 if gone < _BATCH:
                     return total
@@ -54,9 +54,8 @@ def prune_once(
     before: str | None = None,
     max_bytes: int | None = None,
     spare_newest: bool = False,
-    at_most: int | None = None,
 ) -> int:
-    """The same under a lock that the caller holds."""
+    """The same under a lock that the caller holds, one batch of it."""
     names, _ = files.names(dir_fd)
     total = _total(dir_fd, head, names)
     drop = 0
@@ -68,8 +67,7 @@ def prune_once(
         drop = max(drop, _until_fits(dir_fd, names, total - files.room(dir_fd, max_bytes)))
     if spare_newest:
         drop = min(drop, len(names) - 1)
-    if at_most is not None:
-        drop = min(drop, at_most)
+    drop = min(drop, _BATCH)
     if drop <= 0:
         if not head.counts_blocks or total != head.total_bytes:  # or every writer would count again
             write(dir_fd, replace(head, total_bytes=total, counts_blocks=True))
