@@ -122,7 +122,8 @@ def _parse_yaml(raw: bytes, origin: str) -> dict[object, object]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise ConfigurationError(f"{origin}{where}: not valid YAML ({getattr(error, 'problem', None)}).") from None
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        # The last two of what a tag such as !!bool or !!timestamp raises for a value of another kind.
         raise ConfigurationError(f"{origin}: a value cannot be read ({error}).") from None
     return dict(data)
 
