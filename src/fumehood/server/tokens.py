@@ -142,7 +142,7 @@ def _entries(text: str, path: str) -> list[Any]:
         if lines and all(line.lstrip().startswith("{") for line in lines):
             return [yaml.safe_load(line) for line in lines]
         loaded = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError):  # by a tag, too
         raise ConfigurationError(f"the token file {path} is neither YAML nor JSON lines") from None
     return loaded if isinstance(loaded, list) else [loaded] if loaded is not None else []
 
