@@ -319,6 +319,15 @@ class Cell:
         kind = frame[:1]
         if not kind:
             return False
+        try:
+            self._take_frame(kind, frame)
+        except frames.Garbled:
+            self._lost = EngineFailed("the supervisor of a sandbox said what nobody understands; try again")
+            self.kill()
+            return False
+        return True
+
+    def _take_frame(self, kind: bytes, frame: bytes) -> None:
         if kind == frames.READY:
             self.is_ready = True
         elif kind == frames.FAILED:
@@ -327,7 +336,6 @@ class Cell:
             self._exited(frames.parse_exit(frame))
         elif kind != frames.FILES:
             self._told(frame)
-        return True
 
     def _next_frame(self) -> bytes:
         if not self.shows or self._top >= 0 or self._files is not None:

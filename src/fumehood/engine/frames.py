@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import struct
 
 BORN = b"B"  # with the pidfd of the cell's first process
@@ -25,8 +24,14 @@ MAX_FRAME = 4096
 _EXIT = struct.Struct("<iQQB")
 _USAGE = struct.Struct("<QQB")
 _PID = struct.Struct("<I")
+_BETWEEN = "\0"  # texts of a frame
+_MAX_TEXT = 512
 
 DISK_FULL, MEMORY_KILL, PROCESSES_HIT, HAD_OTHERS = 1, 2, 4, 8
+
+
+class Garbled(ConnectionError):
+    """Not from a process that speaks as we do: the same as one that went away."""
 
 
 class Exit:
@@ -57,21 +62,21 @@ def usage(cpu_ns: int, max_rss_bytes: int, flags: int) -> bytes:
 
 
 def parse_usage(frame: bytes) -> tuple[int, int, int]:
-    cpu_ns, max_rss_bytes, flags = _USAGE.unpack(frame[1:])
+    cpu_ns, max_rss_bytes, flags = _unpacked(_USAGE, frame)
     return cpu_ns, max_rss_bytes, flags
 
 
 def parse_exit(frame: bytes) -> Exit:
-    return Exit(*_EXIT.unpack(frame[1:]))
+    return Exit(*_unpacked(_EXIT, frame))
 
 
 def failed(step: str, errno: int, detail: str) -> bytes:
-    return FAILED + marshal.dumps((step, errno, detail[:512]))
+    return FAILED + _joined(step, str(errno), detail)
 
 
 def parse_failure(frame: bytes) -> Failure:
-    step, errno, detail = marshal.loads(frame[1:])
-    return Failure(str(step), int(errno), str(detail))
+    step, errno, detail = _split(frame, 3)
+    return Failure(step, _number(errno), detail)
 
 
 def answer(number: int, frame: bytes) -> bytes:
@@ -92,6 +97,8 @@ def up(landlock_abi: int) -> bytes:
 
 
 def parse_up(frame: bytes) -> int:
+    if len(frame) != 2:
+        raise Garbled
     return frame[1]
 
 
@@ -100,16 +107,16 @@ def importing(name: str) -> bytes:
 
 
 def not_imported(name: str, why: str) -> bytes:
-    return NOT_IMPORTED + marshal.dumps((name, why[:512]))
+    return NOT_IMPORTED + _joined(name, why)
 
 
 def parse_name(frame: bytes) -> str:
-    return frame[1:].decode()
+    return frame[1:].decode("utf-8", "replace")
 
 
 def parse_not_imported(frame: bytes) -> tuple[str, str]:
-    name, why = marshal.loads(frame[1:])
-    return str(name), str(why)
+    name, why = _split(frame, 2)
+    return name, why
 
 
 def pid(number: int) -> bytes:
@@ -117,14 +124,38 @@ def pid(number: int) -> bytes:
 
 
 def parse_pid(frame: bytes) -> int:
-    number: int = _PID.unpack(frame[1:])[0]
+    number: int = _unpacked(_PID, frame)[0]
     return number
 
 
 def copied(name: str, size: int) -> bytes:
-    return COPIED + marshal.dumps((name, size))
+    return COPIED + _joined(str(size), name)
 
 
 def parse_copied(frame: bytes) -> tuple[str, int]:
-    name, size = marshal.loads(frame[1:])
-    return str(name), int(size)
+    size, name = _split(frame, 2)
+    return name, _number(size)
+
+
+def _joined(*texts: str) -> bytes:
+    return _BETWEEN.join(text[:_MAX_TEXT] for text in texts).encode("utf-8", "backslashreplace")
+
+
+def _split(frame: bytes, count: int) -> list[str]:
+    """So many texts; the last may have anything in it."""
+    found = frame[1:].decode("utf-8", "replace").split(_BETWEEN, count - 1)
+    if len(found) != count:
+        raise Garbled
+    return found
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise Garbled
+    return int(text)
+
+
+def _unpacked(shape: struct.Struct, frame: bytes) -> tuple[int, ...]:
+    if len(frame) != 1 + shape.size:
+        raise Garbled
+    return shape.unpack_from(frame, 1)

@@ -87,7 +87,7 @@ def _wait(mounter: Launched, order: bytes, sizes: dict[str, int], progress: Prog
             kind = frame[:1]
             if kind == frames.COPIED:
                 name, done = frames.parse_copied(frame)
-                tell(progress, name, done, sizes[name])
+                tell(progress, name, done, sizes.get(name, 0))
             elif kind == frames.MADE:
                 return fds
             elif kind == frames.FAILED:
@@ -99,6 +99,8 @@ def _wait(mounter: Launched, order: bytes, sizes: dict[str, int], progress: Prog
             else:
                 said = os.pread(mounter.messages, 2000, 0).decode("utf-8", "replace").strip()
                 raise EngineFailed(f"the process that lends files to a sandbox ended{': ' + said if said else ''}")
+    except frames.Garbled:
+        raise EngineFailed("the process that lends files said what nobody understands; try again") from None
     except TimeoutError:
         raise EngineFailed(f"files could not be lent to a sandbox in {_ANSWER_S:.0f} s; try again") from None
 
