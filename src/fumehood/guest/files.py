@@ -154,8 +154,8 @@ class Tree:
         for prefix, target in self._prefixes.items():
             if path == prefix or path.startswith(prefix + "/"):
                 parts = [part for part in path[len(prefix) :].split("/") if part]
-                if not {".", ".."} & set(parts):
-                    return [part.encode("utf-8", "surrogateescape") for part in (target, *parts)]
+                if not {".", ".."} & set(parts) and "\0" not in path:
+                    return [_encoded(part) for part in (target, *parts)]
         raise Outside(errno.EINVAL, os.strerror(errno.EINVAL))
 
     def _directory(self, parts: list[bytes], *, make: bool = False) -> int:
@@ -280,6 +280,13 @@ class _Walk:
             pass  # unreadable, by the program's own doing
         finally:
             os.close(directory)
+
+
+def _encoded(part: str) -> bytes:
+    try:
+        return part.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        raise Outside(errno.EINVAL, os.strerror(errno.EINVAL)) from None
 
 
 def _error(number: int) -> OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 _CHUNK, _MOST = 4096, 1 << 20
+_MAX_DIGITS = 20  # of what fits into 64 bits
 STATE, PARENT, USER, SYSTEM, WAITED_USER, WAITED_SYSTEM, THREADS, STARTED = 0, 1, 11, 12, 13, 14, 17, 19  # in `stat`
 
 
@@ -36,5 +37,5 @@ def number(text: bytes, name: bytes) -> int:
     for line in reversed(text.split(b"\n")):
         if line.startswith(name):
             words = line[len(name) :].split(None, 1)
-            return int(words[0]) if words and words[0].isdigit() else 0
+            return int(words[0]) if words and words[0].isdigit() and len(words[0]) <= _MAX_DIGITS else 0
     return 0
