@@ -42,23 +42,23 @@ def find(settings: Settings) -> Address:
 
 def parse(text: str, origin: str, certificates: Tls | None = None) -> Address:
     """With certificates, a connection over TCP is one over TLS."""
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:  # brackets that do not match, or a port that is no number
+        parts, port = urlsplit(""), None
     if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
         return Address(text, parts.path, "http://docker")
     if parts.scheme in ("tcp", "http", "https") and parts.hostname:
         if parts.scheme == "https" and certificates is None:
             certificates = Tls()
-        try:
-            port = parts.port or (2375 if certificates is None else 2376)
-        except ValueError:
-            port = 0
-        if port:
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            return Address(text, None, f"{'http' if certificates is None else 'https'}://{host}:{port}", certificates)
+        port = port or (2375 if certificates is None else 2376)
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return Address(text, None, f"{'http' if certificates is None else 'https'}://{host}:{port}", certificates)
     hint = "expected unix:///path or tcp://host:port"
     if parts.scheme == "ssh" and parts.hostname:
         there = f"{parts.username}@{parts.hostname}" if parts.username else parts.hostname
-        at = f"-p {parts.port} " if parts.port else ""
+        at = f"-p {port} " if port else ""
         socket = parts.path if len(parts.path) > 1 else "/var/run/docker.sock"
         hint = (
             f'forward its socket with `ssh -nNT {at}-L "$HOME/docker.sock:{socket}" {there}`'

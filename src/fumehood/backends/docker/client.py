@@ -278,8 +278,8 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+    found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _dotted(version: tuple[int, int]) -> str:

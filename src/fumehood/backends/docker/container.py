@@ -134,14 +134,12 @@ class Container:
 
     async def _meet(self, image: str, limits: Limits) -> None:
         try:
-            hello = json.loads(await asyncio.shield(self.link.hello))
-        except ValueError:
-            hello = None
+            hello = parsed_hello(await asyncio.shield(self.link.hello))
         except asyncio.CancelledError:
             if not self.link.hello.cancelled():
                 raise
             await self._explain(image, limits)
-        if not isinstance(hello, dict) or hello.get("protocol") != wire.PROTOCOL:
+        if hello is None:
             raise BackendUnavailable(f"the image {image} is of another version of fumehood: {_REBUILD}")
         self.inside = hello
 
@@ -183,6 +181,20 @@ class Container:
             return await self.client.ask(verb, path, content, **params)
         except Refused as refused:
             raise translated(refused, doing) from None
+
+
+def parsed_hello(payload: bytes) -> dict[str, Any] | None:
+    """What the guest sees of its container; None if it is not one that speaks as we do."""
+    try:
+        hello = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(hello, dict) or hello.get("protocol") != wire.PROTOCOL:
+        return None
+    is_ours = all(isinstance(hello.get(name, {}), dict) for name in ("capabilities", "cgroup", "mounts"))
+    interfaces = hello.get("interfaces", [])
+    is_ours &= isinstance(interfaces, list) and all(isinstance(name, str) for name in interfaces)
+    return hello if is_ours else None
 
 
 def _check_runtime(asked: str | None, inspected: dict[str, Any]) -> None:

@@ -134,7 +134,7 @@ class Program(Process):
         try:
             said = json.loads(payload)
             step, number, detail = str(said["step"]), int(said["errno"]), str(said["detail"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             step, number, detail = "start", 0, ""
         if step == "fork" and number in (errno.EAGAIN, errno.ENOMEM):
             self._end(Exited(1, "processes" if number == errno.EAGAIN else "memory"))

@@ -197,7 +197,8 @@ class _Answer:
             try:
                 said = json.loads(payload)
                 number = 0 if said["ok"] is True else int(said["errno"])
-            except (ValueError, KeyError, TypeError):
+                os.strerror(number)
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 number = errno.EIO
             if number:
                 self._done.set_exception(_os_error(number))
@@ -222,7 +223,7 @@ def _stat(line: bytes) -> FileStat:
     try:
         path, size, version = json.loads(line)
         return FileStat(str(path), int(size), tuple(map(int, version)))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise SandboxLost("the container's guest broke; try again") from None
 
 
