@@ -77,9 +77,10 @@ class RemoteBackend(Backend):
             raise BackendUnavailable(str(error)) from error
         if not isinstance(info, dict) or "protocol" not in info:
             raise no_server(client.where, 200)
-        if str(info["protocol"]) != PROTOCOL:
+        spoken = said.protocol(info)
+        if spoken != PROTOCOL:
             raise BackendUnavailable(
-                f"the server at {client.where} speaks protocol {str(info['protocol'])[:20]} and this is {PROTOCOL}:"
+                f"the server at {client.where} speaks protocol {spoken} and this is {PROTOCOL}:"
                 " use the same version of fumehood on both sides"
             )
         self._most_bytes = said.most_bytes(info)

@@ -73,7 +73,7 @@ class Client:
         data = await self.content(response)
         try:
             return json.loads(data) if data else None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise refusals.no_server(self.where, response.status_code) from None
 
     async def send(

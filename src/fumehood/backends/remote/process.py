@@ -126,7 +126,7 @@ class RemoteProcess(Process):
             self._fail(refusals.silent(self._client.where, SILENCE_S))
         except (httpx2.TransportError, OSError) as error:
             self._fail(refusals.lost(self._client.where, error, "while the program ran"))
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             self._fail(SandboxLost(f"what the server at {self._client.where} sent is no event: use the same version"))
         except FumehoodError as error:  # whatever it is, the program may have run
             self._fail(error if isinstance(error, SandboxLost) else SandboxLost(f"while the program ran: {error}"))

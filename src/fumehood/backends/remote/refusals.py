@@ -84,7 +84,7 @@ def refusal(where: str, status: int, headers: Mapping[str, str], content: bytes)
     """What an answer that is no success says."""
     try:
         said = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     found = from_problem(where, said if isinstance(said, dict) else {}, status)
     after = headers.get("retry-after", "")
@@ -96,7 +96,7 @@ def from_problem(where: str, said: Mapping[str, Any], status: int = 0) -> Refusa
     return Refusal(
         where,
         status or (said["status"] if isinstance(said.get("status"), int) else 500),
-        str(said.get("code", ""))[:100],
+        _line(said.get("code", ""))[:100],
         _line(said.get("detail", "it did not say why")),
         kind[:40] if isinstance(kind, str) else None,
     )
@@ -156,7 +156,8 @@ def silent(where: str, seconds: float) -> SandboxLost:
 
 def _line(text: object) -> str:
     """Of a stranger, fit for a message."""
-    return "".join(ch if ch.isprintable() else " " for ch in str(text)[:MAX_DETAIL])
+    said = str(text) if isinstance(text, (str, int)) else ""  # of what is nested it could be too deep
+    return "".join(ch if ch.isprintable() else " " for ch in said[:MAX_DETAIL])
 
 
 def _cause(error: BaseException) -> BaseException:

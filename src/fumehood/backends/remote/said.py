@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
+from urllib.parse import quote
 
 from ...errors import BackendUnavailable, SandboxLost
 from ...types import AXES, LEVELS, Axis, Display, Exited, FileStat, Level, Limits, Output, Reason, Receipt
@@ -13,6 +14,8 @@ from ..base import Places, Ran
 
 _SAID = "said by the server"
 _MAX_TEXT = 500
+_MAX_NUMBER = 1e15
+_MAX_CODE = 2**31
 _AXIS_LEVELS = ("none", *LEVELS)
 _OF_RESULT = ("packages", "limits_clamped", "fallback", "blocked_imports")  # what the layer above cannot know
 
@@ -55,7 +58,7 @@ def ending(said: Mapping[str, Any]) -> Exited:
     """Of a result."""
     meta, exit_code = _meta(said), said.get("exit_code")
     reason = meta.get("reason")
-    if isinstance(exit_code, bool) or not isinstance(exit_code, int) or reason not in get_args(Reason):
+    if type(exit_code) is not int or abs(exit_code) >= _MAX_CODE or reason not in get_args(Reason):
         raise _broken("a result without an end")
     if nothing_ran(said):
         reason = "error"  # its stderr says why
@@ -94,6 +97,10 @@ def ran(said: Mapping[str, Any], asked: Limits) -> Ran:
     return Ran(asked._replace(**named), timeout_s or None, {**told, "remote": own})
 
 
+def protocol(info: Mapping[str, Any]) -> str:
+    return _text(info["protocol"])[:20]
+
+
 def most_bytes(info: Mapping[str, Any]) -> dict[str, int]:
     """Of a request's body, by content type."""
     limits = info.get("limits")
@@ -102,8 +109,16 @@ def most_bytes(info: Mapping[str, Any]) -> dict[str, int]:
     return {kind: limits[name] for kind, name in named if type(limits.get(name)) is int}
 
 
-def places(said: Mapping[str, Any]) -> Places:
-    found = said.get("places")
+def session_id(said: object) -> str:
+    """Fit for a path."""
+    found = said.get("session_id") if isinstance(said, dict) else None
+    if not isinstance(found, str) or not found:
+        raise _broken("a session without an id")
+    return quote(found, safe="", errors="replace")
+
+
+def places(said: object) -> Places:
+    found = said.get("places") if isinstance(said, dict) else None
     if isinstance(found, dict):
         workspace, tmp = found.get("workspace"), found.get("tmp")
         if isinstance(workspace, str) and isinstance(tmp, str):
@@ -114,12 +129,26 @@ def places(said: Mapping[str, Any]) -> Places:
 def listing(said: Any) -> list[FileStat]:
     try:
         return [_stat(file) for file in said["files"]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise _broken("a list of files that is none") from None
 
 
+def left(said: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files that came with a result, by path."""
+    try:
+        return {_path(file): base64.b64decode(file["content_base64"], validate=True) for file in said.get("files", ())}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _broken("files that are none") from None
+
+
 def _stat(file: Mapping[str, Any]) -> FileStat:
-    return FileStat(str(file["path"]), int(file["size"]), tuple(map(int, file["version"].split("."))))
+    return FileStat(_path(file), int(file["size"]), tuple(map(int, file["version"].split("."))))
+
+
+def _path(file: Mapping[str, Any]) -> str:
+    path: str = file["path"]
+    path.encode()  # without a lone surrogate
+    return path
 
 
 def _meta(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,11 +159,12 @@ def _meta(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: object) -> float:
-    return value if isinstance(value, (int, float)) and value >= 0 else 0
+    return value if isinstance(value, (int, float)) and 0 <= value < _MAX_NUMBER else 0
 
 
 def _text(value: object) -> str:
-    return "".join(ch if ch.isprintable() else " " for ch in str(value)[:_MAX_TEXT])
+    said = str(value) if isinstance(value, (str, int)) else ""  # of what is nested it could be too deep
+    return "".join(ch if ch.isprintable() else " " for ch in said[:_MAX_TEXT])
 
 
 def _broken(what: str) -> SandboxLost:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from ...config import Settings
 from ...engine import lend
@@ -93,13 +92,13 @@ class RemoteSandbox(_Starter):
         return self._process
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        for file in self._left(path):
-            if file["path"] == path and file["size"] <= max_bytes:
-                return base64.b64decode(file["content_base64"])
-        raise FileError(f"{path} did not come back from the server", "missing")
+        data = self._left(path).get(path)
+        if data is None or len(data) > max_bytes:
+            raise FileError(f"{path} did not come back from the server", "missing")
+        return data
 
     async def list(self, directory: str) -> list[FileStat]:
-        return [FileStat(file["path"], file["size"], (0,)) for file in self._left(directory)]
+        return [FileStat(path, len(data), (0,)) for path, data in self._left(directory).items()]
 
     async def close(self) -> None:
         if self._process is not None:
@@ -108,11 +107,10 @@ class RemoteSandbox(_Starter):
     async def _cancel(self, handle: str) -> None:
         await self._client.ask("POST", f"/executions/{handle}/cancel")
 
-    def _left(self, path: str) -> Sequence[dict[str, Any]]:
+    def _left(self, path: str) -> dict[str, bytes]:
         if not self._spec.hands_back or self._process is None or self._process.result is None:
             raise keeps_nothing(path)
-        files: Sequence[dict[str, Any]] = self._process.result.get("files", [])
-        return files
+        return said.left(self._process.result)
 
 
 @contextmanager
@@ -137,7 +135,7 @@ class RemoteSession(_Starter):
         read_s = INSTALL_S if self._spec.requirements else http.ANSWER_S
         made = await self._client.ask("POST", "/sessions", ask, read_s=read_s)
         self.places = said.places(made)
-        self._id = quote(str(made.get("session_id", "")), safe="")
+        self._id = said.session_id(made)
         self._path = f"/sessions/{self._id}"
         try:
             await self._lend()
