@@ -42,14 +42,16 @@ _CONFLICT = re.compile(r"conflicting dependencies|ResolutionImpossible|requireme
 _PIP_MISSES = re.compile(r"No matching distribution found for ([^\s(]+)")
 _PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _UV_UNKNOWN = re.compile(r"(?:Because|because) (\S+) was not found in")
-_UV_NO_WHEEL = re.compile(r"(\S+?)(?:[<>=!~]=?\S+)? has no (?:usable wheels|wheels with)")
-_UV_NO_VERSION = re.compile(r"there is no version of (\S+)|only (\S+?)(?:[<>=!~]=?\S+)? is available")
+# Whole words: what a package wrote may be one of megabytes, and no part of it is worth a second look.
+_UV_NO_WHEEL = re.compile(r"(?<!\S)(\S++) has no (?:usable wheels|wheels with)")
+_UV_NO_VERSION = re.compile(r"there is no version of (\S+)|only (\S++) is available")
+_VERSION_BEGINS = re.compile(r"(?<=.)[<>=!~]")
 # pip indents it, by less where it cannot draw lines; what it says itself about it is no reason.
 _BUILD_SAID = re.compile(
     r"^ {2,}(?:error: (?!subprocess-exited-with-error).+|[\w.]*(?:Error|Exception): .+)$", re.MULTILINE
 )
 _FILE = re.compile(
-    r"([A-Za-z0-9][A-Za-z0-9._]*?)-(\d[^\s/#?&\"'<>()]*?)(\.whl|\.tar\.gz|\.zip|\.tar\.bz2|\.tgz)(?![\w.])"
+    r"([A-Za-z0-9][A-Za-z0-9._]{0,99}?)-(\d[^\s/#?&\"'<>()]{0,199}?)(\.whl|\.tar\.gz|\.zip|\.tar\.bz2|\.tgz)(?![\w.])"
 )
 
 
@@ -197,13 +199,18 @@ def _fail(
     if unknown := _UV_UNKNOWN.search(flat):
         _missing(unknown[1], where, Files(), "")
     if unusable := _UV_NO_WHEEL.search(flat):
-        _missing(unusable[1], where, Files(sources="no usable wheels" in unusable[0], wheels=True), "")
+        _missing(_unversioned(unusable[1]), where, Files(sources="no usable wheels" in unusable[0], wheels=True), "")
     if _CONFLICT.search(flat):
         if version := _UV_NO_VERSION.search(flat):
-            name = version[1] or next((str(r) for r in wanted if r.name == normalised(version[2])), version[2])
+            only = _unversioned(version[2] or "")
+            name = version[1] or next((str(r) for r in wanted if r.name == normalised(only)), only)
             _missing(name, where, Files(wheels=True), "others")
         raise PackageError(f"{names} cannot be installed together: {_conflict(output)}. Loosen or drop one of them")
     raise PackageError(f"{names} could not be installed. {_last_lines(output)}")
+
+
+def _unversioned(word: str) -> str:
+    return _VERSION_BEGINS.split(word, maxsplit=1)[0]
 
 
 def _missing(what: str, where: str, found: Files, versions: str) -> NoReturn:
