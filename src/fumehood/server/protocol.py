@@ -97,6 +97,10 @@ def websockets(options: ServerOptions) -> type[WebSocketsSansIOProtocol]:
                 return
             super().data_received(data)
 
+        def send_receive_event_to_app(self) -> None:
+            """Nobody waits for a message; uvicorn would decode it, and fails where that cannot be done."""
+            self.frames = []
+
         async def send(self, message: Any) -> None:
             await super().send(message)
             if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
