@@ -7,6 +7,7 @@ import tempfile
 
 from fumehood import paths
 from fumehood.backends.base import Places
+from fumehood.copies import Copies
 from fumehood.engine.files import Files
 from fumehood.errors import BadArgument, FileError
 
@@ -21,6 +22,7 @@ def check(data: bytes) -> None:
     path, name = fields(data, 2)
     _check_rules(text(path))
     _check_tree(text(path), name)
+    _check_copy(text(path))
 
 
 def _check_rules(path: str) -> None:
@@ -52,6 +54,19 @@ def _check_tree(path: str, name: bytes) -> None:
             files.close()
         assert not os.listdir(f"{top}/outside")
         assert sorted(os.listdir(f"{top}/inside")) == ["tmp", "workspace"]
+
+
+def _check_copy(name: str) -> None:
+    """An output file of that name, copied to this machine."""
+    with tempfile.TemporaryDirectory() as top:
+        copies = Copies(f"{top}/out", "1")
+        try:
+            copied = copies.save(name, b"x")
+        except ValueError:
+            assert not os.listdir(top)
+            return
+        assert os.path.realpath(copied).startswith(os.path.realpath(copies.directory) + "/")
+        assert os.listdir(f"{top}/out") == ["session_1"]
 
 
 def _plant(directory: bytes, name: bytes) -> None:

@@ -12,6 +12,7 @@ from . import (
     file_paths,
     guest_frames,
     import_screen,
+    installer_output,
     output_text,
     proc_files,
     redaction,
@@ -24,28 +25,26 @@ from . import (
 )
 from .target import Target
 
-_MODULES = (
-    *(
-        guest_frames,
-        control_frames,
-        container_frames,
-        container_hello,
-        proc_files,
-        displays,
-        output_text,
-        file_paths,
-        edits,
-        redaction,
-    ),
-    *(
-        requirement_lines,
-        import_screen,
-        settings,
-        tool_calls,
-        remote_answers,
-        server_requests,
-        server_sockets,
-        addresses,
-    ),
+_SAID_BY_PROGRAMS = (
+    guest_frames,
+    control_frames,
+    container_frames,
+    proc_files,
+    displays,
+    output_text,
+    file_paths,
+    edits,
 )
-TARGETS: dict[str, Target] = {module.TARGET.name: module.TARGET for module in _MODULES}
+_SAID_BY_MODELS = (redaction, requirement_lines, import_screen, tool_calls)
+_SAID_BY_OTHERS = (
+    container_hello,
+    installer_output,
+    settings,
+    addresses,
+    remote_answers,
+    server_requests,
+    server_sockets,
+)
+TARGETS: dict[str, Target] = {
+    module.TARGET.name: module.TARGET for module in (*_SAID_BY_PROGRAMS, *_SAID_BY_MODELS, *_SAID_BY_OTHERS)
+}
