@@ -45,8 +45,8 @@ def _check_tree(path: str, name: bytes) -> None:
     with tempfile.TemporaryDirectory() as top:
         for place in ("inside/workspace/d", "inside/tmp", "outside"):
             os.makedirs(f"{top}/{place}")
-        _plant(os.fsencode(f"{top}/inside/tmp/"), name)
         os.symlink(f"{top}/outside", f"{top}/inside/tmp/link")
+        _plant(os.fsencode(f"{top}/inside/tmp/"), name)
         files = Files(os.open(f"{top}/inside", os.O_RDONLY | os.O_DIRECTORY), _INSIDE)
         try:
             _use(files, path)
@@ -71,7 +71,7 @@ def _check_copy(name: str) -> None:
 
 def _plant(directory: bytes, name: bytes) -> None:
     try:
-        os.close(os.open(directory + name.replace(b"/", b""), os.O_CREAT | os.O_WRONLY))
+        os.close(os.open(directory + name.replace(b"/", b""), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except (OSError, ValueError):
         pass  # the kernel takes no such name
 

@@ -20,7 +20,7 @@ def test_the_corpus_is_taken(target: Target, path: Path) -> None:
     target.check(path.read_bytes())
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [60, pytest.param(5_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_made_up_input_is_taken(target: Target, count: int) -> None:
     from hypothesis import HealthCheck, Phase, given, settings
