@@ -53,7 +53,7 @@ async def _hear(stream: bytes, size: int) -> None:
         await _read_all(program)
     try:
         for line in (await answer.wait()).splitlines():
-            _stat(line)
+            _stat(line).path.encode()
     except (FumehoodError, OSError):
         pass
 

@@ -103,7 +103,12 @@ def _by_coverage(name: str, seconds: int) -> int:
     with tempfile.TemporaryDirectory() as grown:
         child = os.fork()  # libFuzzer ends the process that it runs in
         if not child:
-            limits = [f"-max_total_time={seconds + SLOW_S}", f"-max_len={MAX_BYTES}", f"-timeout={SLOW_S}", "-rss_limit_mb=4096"]
+            limits = [
+                f"-max_total_time={seconds + SLOW_S}",
+                f"-max_len={MAX_BYTES}",
+                f"-timeout={SLOW_S}",
+                "-rss_limit_mb=4096",
+            ]
             saved = [
                 f"-artifact_prefix={CORPUS}/{name}/found-",
                 f"-dict={target.dictionary}",

@@ -31,9 +31,7 @@ def _json(target: Target) -> st.SearchStrategy[bytes]:
     leaf = st.one_of(string, st.none(), st.booleans(), st.integers(), st.floats(), st.integers(2**60, 2**70))
     value = st.recursive(leaf, lambda inner: st.lists(inner) | st.dictionaries(string, inner), max_leaves=12)
     seeds = st.sampled_from([path.read_bytes() for path in target.seeds()])
-    return st.one_of(
-        value.map(lambda found: json.dumps(found).encode()), seeds, st.dictionaries(word, value).map(_dumped)
-    )
+    return st.one_of(value.map(_dumped), st.dictionaries(word, value).map(_dumped), seeds)
 
 
 def _dumped(value: object) -> bytes:

@@ -197,7 +197,7 @@ class _Answer:
             try:
                 said = json.loads(payload)
                 number = 0 if said["ok"] is True else int(said["errno"])
-                os.strerror(number)
+                os.strerror(number)  # which takes no number that is too large
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 number = errno.EIO
             if number:
@@ -222,6 +222,7 @@ def _stats(lines: bytes) -> list[FileStat]:
 def _stat(line: bytes) -> FileStat:
     try:
         path, size, version = json.loads(line)
+        str(path).encode()  # a lone surrogate could be written nowhere
         return FileStat(str(path), int(size), tuple(map(int, version)))
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise SandboxLost("the container's guest broke; try again") from None
