@@ -431,12 +431,14 @@ def test_a_supervisor_that_dies_with_an_order_unread_is_a_death_like_any_other(e
     interpreter = volume.make_interpreter(Command(("python",)))
     interpreter.begin(FOR_EVER)
     event = interpreter.read(HANG_S)
-    assert isinstance(event, Output) and event.data == b"ran\n"
+    assert isinstance(event, Output)
+    assert event.data == b"ran\n"
     interpreter._signal(signal.SIGSTOP)
     interpreter.interrupt()
     interpreter._signal(signal.SIGKILL)
     event = interpreter.read(HANG_S)
-    assert isinstance(event, Exited) and event.exit_code == 128 + signal.SIGKILL and event.state_lost
+    assert isinstance(event, Exited)
+    assert (event.exit_code, event.state_lost) == (128 + signal.SIGKILL, True)
     volume.close()
 
 
