@@ -286,9 +286,10 @@ def test_ipython_is_not_there_before_it_is_asked_for(without_ipython):
     assert without_ipython.run("'IPython' in sys.modules").value == "False"
 
 
-def test_images_by_data_and_by_name(without_ipython):
+def test_images_by_data_and_by_name(without_ipython, tmp_path):
     worker = without_ipython
-    worker.run(f"from IPython.display import Image\ndata = {PNG!r}\nopen('a.png', 'wb').write(data);")
+    worker.run(f"from IPython.display import Image\ndata = {PNG!r}\nname = {str(tmp_path / 'a.png')!r}")
+    worker.run("open(name, 'wb').write(data);")
     encoded = base64.b64encode(PNG).decode()
-    for code in ("Image(data)", "Image('a.png')", "Image(filename='a.png')", "Image(data=data)"):
+    for code in ("Image(data)", "Image(name)", "Image(filename=name)", "Image(data=data)"):
         assert worker.run(code).displays[-1]["image/png"] == encoded, code
