@@ -39,16 +39,20 @@ def session(datasets: dict[str, str] | None = None, **settings: Any) -> None:
         assert opened.run("print(1)").stdout == "1\n"
 
 
-def engine(**settings: Any) -> None:
-    """The first call of all, which starts a zygote."""
+def engine(expected: list[Any], **settings: Any) -> None:
+    """The first call of all, which starts a zygote and finds what this host can give."""
     with get_sandbox(warm_cells=0, **settings) as sandbox:
-        execute(sandbox)
+        result = sandbox.execute("print(1)")
+    assert result.stdout == "1\n"
+    expected[:] = expected or [result.meta["isolation"]]
+    assert [result.meta["isolation"]] == expected, "a passing want made it weaker"
 
 
 def end_engines() -> None:
     for root in roots():
         root.close()
     engines._engines.clear()
+    engines._given.clear()
 
 
 def hold_all(held: list[int]) -> None:
@@ -117,7 +121,7 @@ def prepared(kind: str, settings: dict[str, Any], dataset: str, stack: ExitStack
         case "dataset":
             return partial(session, {"data.csv": dataset}, **settings)
         case _:
-            return partial(engine, **settings)
+            return partial(engine, [], **settings)
 
 
 def main(kind: str, level: str, dataset: str) -> dict[str, Any]:

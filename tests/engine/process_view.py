@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from fumehood.engine import engine as engines
 from fumehood.engine.cell import Cell
-from fumehood.engine.cgroups import Group, Home
+from fumehood.engine.cgroup_home import Home
+from fumehood.engine.cgroups import Group
 from fumehood.engine.root import Root
 
 

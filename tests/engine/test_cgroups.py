@@ -15,8 +15,9 @@ import pytest
 from process_view import open_descriptors
 
 from fumehood import in_use
-from fumehood.engine import cgroups, diagnose
-from fumehood.engine.cgroups import Group, Groups, Home, Unavailable
+from fumehood.engine import cgroup_home, diagnose
+from fumehood.engine.cgroup_home import Home, Unavailable
+from fumehood.engine.cgroups import Group, Groups
 from fumehood.types import Limits
 from support import HANG_S, wait_until
 
@@ -229,7 +230,7 @@ def test_a_dead_owners_groups_are_swept_by_the_next(home: Home) -> None:
     for path in set(home.directories.values()):
         left = f"{os.path.dirname(path)}/fumehood-{NOBODYS_PID}-abc"
         os.makedirs(f"{left}/0")
-        in_use.sweep(os.path.dirname(path), cgroups._remove)
+        in_use.sweep(os.path.dirname(path), cgroup_home.remove)
         assert not os.path.exists(left)
         assert os.path.exists(path), "ours is in use"
 
@@ -240,8 +241,8 @@ def test_a_dead_owners_groups_are_swept_by_the_next(home: Home) -> None:
 def test_what_cannot_be_removed_stays_without_a_fuss(tmp_path: Path) -> None:
     (tmp_path / "group").mkdir()
     (tmp_path / "group" / "file").write_text("the kernel's files cannot be unlinked, plain ones keep a directory")
-    cgroups._remove(str(tmp_path / "group"))
-    cgroups._remove(str(tmp_path / "never was"))
+    cgroup_home.remove(str(tmp_path / "group"))
+    cgroup_home.remove(str(tmp_path / "never was"))
     assert (tmp_path / "group").is_dir()
 
 
@@ -304,8 +305,8 @@ def test_our_own_groups_are_found(
     machine: tuple[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = {"/proc/self/cgroup": machine[0], "/proc/self/mountinfo": machine[1]}
-    monkeypatch.setattr(cgroups, "_read", texts.__getitem__)
-    assert cgroups._own_groups() == expected
+    monkeypatch.setattr(cgroup_home, "read", texts.__getitem__)
+    assert cgroup_home._own_groups() == expected
 
 
 def test_a_mount_of_a_group_with_a_longer_name_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,22 +314,22 @@ def test_a_mount_of_a_group_with_a_longer_name_is_not_taken_for_ours(monkeypatch
         "/proc/self/cgroup": "4:memory:/docker/abcdef\n",
         "/proc/self/mountinfo": "33 30 0:29 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
     }
-    monkeypatch.setattr(cgroups, "_read", texts.__getitem__)
-    assert cgroups._own_groups() == {"memory": "/sys/fs/cgroup/memory"}
+    monkeypatch.setattr(cgroup_home, "read", texts.__getitem__)
+    assert cgroup_home._own_groups() == {"memory": "/sys/fs/cgroup/memory"}
 
 
 def test_a_mount_without_a_source_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/proc/self/cgroup": V1[0], "/proc/self/mountinfo": "40 30 0:9 / /odd rw - tmpfs  rw\n" + V1[1]}
-    monkeypatch.setattr(cgroups, "_read", texts.__getitem__)
-    assert set(cgroups._own_groups()) == {"memory", "pids"}
+    monkeypatch.setattr(cgroup_home, "read", texts.__getitem__)
+    assert set(cgroup_home._own_groups()) == {"memory", "pids"}
 
 
 def test_a_machine_without_proc_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> str:
         raise FileNotFoundError(errno.ENOENT, "no /proc here", path)
 
-    monkeypatch.setattr(cgroups, "_read", refuse)
-    found = cgroups.find_home()
+    monkeypatch.setattr(cgroup_home, "read", refuse)
+    found = cgroup_home.find_home()
     assert isinstance(found, Unavailable)
     assert (found.step, found.errno) == ("find cgroup", errno.ENOENT)
     assert found.fix
@@ -358,12 +359,12 @@ def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "mkdir", populate)
     monkeypatch.setattr(os, "makedirs", populate)
     populate(own)
-    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"": str(own)})
+    monkeypatch.setattr(cgroup_home, "_own_groups", lambda: {"": str(own)})
     return own
 
 
 def test_v2_has_one_directory_for_both_controllers(unified: Path) -> None:
-    found = cgroups.find_home()
+    found = cgroup_home.find_home()
     assert isinstance(found, Home)
     assert found.version == 2
     assert found.missing == {}
@@ -374,7 +375,7 @@ def test_v2_has_one_directory_for_both_controllers(unified: Path) -> None:
 
 
 def test_v2_limits_go_to_v2_files_and_swap_is_no_way_around(unified: Path) -> None:  # noqa: ARG001
-    found = cgroups.find_home()
+    found = cgroup_home.find_home()
     assert isinstance(found, Home)
     group = Group(found, "0")
     group.arm(SMALL)
@@ -389,7 +390,7 @@ def test_v2_limits_go_to_v2_files_and_swap_is_no_way_around(unified: Path) -> No
 
 
 def test_v2_hits_are_read_from_events(unified: Path) -> None:  # noqa: ARG001
-    found = cgroups.find_home()
+    found = cgroup_home.find_home()
     assert isinstance(found, Home)
     group = Group(found, "0")
     path = Path(group.paths["memory"])
@@ -408,7 +409,7 @@ def test_v2_hits_are_read_from_events(unified: Path) -> None:  # noqa: ARG001
 
 def test_v2_that_gives_one_controller_says_which_is_missing(unified: Path) -> None:
     (unified / "cgroup.controllers").write_text("memory\n")
-    found = cgroups.find_home()
+    found = cgroup_home.find_home()
     assert isinstance(found, Home)
     assert set(found.directories) == {"memory"}
     assert found.missing["pids"].errno == errno.ENOENT
@@ -421,7 +422,7 @@ def test_v2_steps_aside_once_where_processes_and_controllers_may_not_meet(
     """The kernel's rule: a group with processes gives no controllers to its children."""
     (unified / "cgroup.procs").write_text(f"{os.getpid()}\n")
     place = [unified]  # where this process is
-    write = cgroups._write
+    write = cgroup_home.write
 
     def as_the_kernel_does(path: str, text: str) -> None:
         directory = Path(path).parent
@@ -432,17 +433,17 @@ def test_v2_steps_aside_once_where_processes_and_controllers_may_not_meet(
             place[0] = directory
         write(path, text)
 
-    monkeypatch.setattr(cgroups, "_write", as_the_kernel_does)
-    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"": str(place[0])})
-    assert isinstance(cgroups.find_home(), Home)
+    monkeypatch.setattr(cgroup_home, "write", as_the_kernel_does)
+    monkeypatch.setattr(cgroup_home, "_own_groups", lambda: {"": str(place[0])})
+    assert isinstance(cgroup_home.find_home(), Home)
     assert place[0] == unified / "fumehood-host"
-    assert isinstance(cgroups.find_home(), Home), "a second zygote"
+    assert isinstance(cgroup_home.find_home(), Home), "a second zygote"
     assert place[0] == unified / "fumehood-host", "deeper with every zygote"
 
 
 def test_v2_with_somebody_else_in_our_group_is_left_as_it_is(unified: Path) -> None:
     (unified / "cgroup.procs").write_text("1\n")
-    found = cgroups.find_home()
+    found = cgroup_home.find_home()
     assert isinstance(found, Unavailable)
     assert errno.errorcode[found.errno] == "EBUSY"
     assert [path.name for path in unified.iterdir() if path.is_dir()] == []
@@ -455,10 +456,10 @@ def test_a_directory_that_we_may_not_write_is_a_reason_not_an_exception(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "memory").write_text("not a directory: every group beneath it is refused")
-    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"memory": str(tmp_path / "memory")})
+    monkeypatch.setattr(cgroup_home, "_own_groups", lambda: {"memory": str(tmp_path / "memory")})
     for marks, fix in (((), "Delegate=yes"), ((str(tmp_path),), "--memory")):
         monkeypatch.setattr(diagnose, "_CONTAINER_MARKS", marks)
-        found = cgroups.find_home()
+        found = cgroup_home.find_home()
         assert isinstance(found, Unavailable)
         assert found.step == "make a memory control group"
         assert errno.errorcode[found.errno] == "ENOTDIR"
@@ -466,15 +467,15 @@ def test_a_directory_that_we_may_not_write_is_a_reason_not_an_exception(
 
 
 def test_v1_that_has_only_one_controller_uses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"pids": str(tmp_path)})
-    found = cgroups.find_home()
+    monkeypatch.setattr(cgroup_home, "_own_groups", lambda: {"pids": str(tmp_path)})
+    found = cgroup_home.find_home()
     assert isinstance(found, Home)
     assert set(found.directories) == {"pids"}
     assert found.missing["memory"].step == "find memory controller"
 
 
 def test_one_controller_is_counted_and_the_other_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"pids": str(tmp_path)})
+    monkeypatch.setattr(cgroup_home, "_own_groups", lambda: {"pids": str(tmp_path)})
     groups = Groups()
     assert groups.counts("pids")
     assert not groups.counts("memory")
@@ -483,7 +484,7 @@ def test_one_controller_is_counted_and_the_other_is_not(monkeypatch: pytest.Monk
 
 
 def test_where_there_are_no_groups_there_is_none_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "_own_groups", dict)
+    monkeypatch.setattr(cgroup_home, "_own_groups", dict)
     groups = Groups()
     assert groups.free() is None
     assert groups.version == 0
@@ -493,10 +494,10 @@ def test_where_there_are_no_groups_there_is_none_to_be_had(monkeypatch: pytest.M
 
 
 def test_two_homes_made_at_once_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cgroups, "_own_groups", lambda: {"pids": str(tmp_path)})
+    monkeypatch.setattr(cgroup_home, "_own_groups", lambda: {"pids": str(tmp_path)})
     paths = set()
     for _ in range(3):
-        found = cgroups.find_home()
+        found = cgroup_home.find_home()
         assert isinstance(found, Home)
         paths.add(found.directories["pids"])
     assert len(paths) == 3

@@ -29,8 +29,8 @@ def level(request: pytest.FixtureRequest) -> str:
 
 
 NO_GROUPS = """
-from fumehood.engine import cgroups
-cgroups.find_home = lambda: cgroups.Unavailable('find cgroup', 2, 'as if there were none')
+from fumehood.engine import cgroup_home, cgroups
+cgroups.find_home = lambda: cgroup_home.Unavailable('find cgroup', 2, 'as if there were none')
 """
 TIMED = """
 def timed(call):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from fumehood.engine import receipt
-from fumehood.engine.cgroups import Home, Unavailable
+from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.frames import Failure
 from fumehood.engine.receipt import Enforced
 from fumehood.types import AXES, LEVELS, Limits, Receipt

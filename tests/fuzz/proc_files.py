@@ -8,7 +8,7 @@ from threading import get_ident
 from types import ModuleType
 from unittest.mock import patch
 
-from fumehood.engine import cgroups
+from fumehood.engine import cgroup_home
 from fumehood.guest import census, procfs
 
 from .target import Target
@@ -39,8 +39,8 @@ def _look_for_groups(data: bytes) -> None:
     path = "".join(ch for ch in path if ch.isprintable())
     mounts = f"30 20 0:26 / /{path} rw - tmpfs {path or 'x'} rw\n31 20 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
     told = {"/proc/self/cgroup": f"0::/{path}\n", "/proc/self/mountinfo": mounts}
-    with _told(cgroups, "_read", told.__getitem__):
-        assert cgroups._own_groups() == {"": f"/sys/fs/cgroup/{path}".rstrip("/")}
+    with _told(cgroup_home, "read", told.__getitem__):
+        assert cgroup_home._own_groups() == {"": f"/sys/fs/cgroup/{path}".rstrip("/")}
 
 
 def _files(content: bytes) -> AbstractContextManager[object]:

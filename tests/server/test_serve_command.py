@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from processes import beneath
 
+from fumehood import IsolationUnavailable, get_sandbox
 from fumehood.cli.main import main
 from running import PATIENT, TOKENS, Running
 from support import HANG_S, wait_until
@@ -49,6 +50,18 @@ def test_not_loopback_it_wants_level_sealed(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setenv("FUMEHOOD_TOKEN", "given-token-0123456789")
     code, err = _refused(capfd, "--host", "0.0.0.0", "--isolation", "process")
     assert (code, "--allow-weak" in err, "level process" in err) == (78, True, True)
+
+
+def test_not_loopback_every_call_wants_level_sealed(start: Start) -> None:
+    """Also when this host gives less some day."""
+    try:
+        get_sandbox(require="sealed", store_code="never").check()
+    except IsolationUnavailable as missing:
+        pytest.skip(f"no sealed sandbox on this machine: {missing}")
+    running = start("--host", "0.0.0.0", "--allow-host", "*")
+    running.url = f"http://127.0.0.1:{running.url.rpartition(':')[2]}"
+    with running.client("alice") as client:
+        assert client.get("/info").json()["policy"]["require"] == "sealed"
 
 
 def test_not_loopback_with_the_flag_it_starts_and_addresses_are_its_hosts(start: Start) -> None:

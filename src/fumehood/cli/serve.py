@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     options, shown = _options(args)
     settings = load_settings(args).settings
-    _check(options, settings)
+    settings = _checked(options, settings)
     try:
         listening = running.listen(options.host, options.port)
     except OSError as error:
@@ -125,11 +125,14 @@ def _options(args: argparse.Namespace) -> tuple[ServerOptions, str | None]:
     return options, made
 
 
-def _check(options: ServerOptions, settings: Settings) -> None:
-    """A backend that is unknown or not set up is told now, not to the first client; exposed only if sealed."""
+def _checked(options: ServerOptions, settings: Settings) -> Settings:
+    """A backend that is unknown or not set up is told now, not to the first client.
+
+    Beyond loopback it must be sealed, in every later call too.
+    """
     sandbox = open_sandbox(settings)  # which starts nothing yet
     if options.loopback or options.allow_weak:
-        return
+        return settings
     with sandbox:
         receipt = sandbox.check()
     if receipt.level != "sealed":
@@ -138,6 +141,7 @@ def _check(options: ServerOptions, settings: Settings) -> None:
             f"{options.host} is not loopback and programs would run at level {receipt.level}: {fix}; --allow-weak takes"
             " that upon you"
         )
+    return settings._replace(require="sealed")
 
 
 def _count(least: int, most: int = 2**31) -> Callable[[str], int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
+from ..descriptors import exhausted
 from ..errors import EngineFailed
 from .frames import Failure
 
@@ -17,6 +18,10 @@ _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 _USER_NAMESPACE_STEPS = frozenset(
     {"namespaces", "clone", "unshare", "map_ids", "private_mounts", "bound_kernel_objects"}
+)
+_NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
+_SHORTAGES = frozenset(
+    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS}
 )
 _MOUNT_STEPS = frozenset({"open_trees", "new_root", "attach_trees", "enter_root", "private_tree", "uncover"})
 
@@ -33,6 +38,13 @@ def what_failed(failure: Failure) -> str:
 
 def not_made(failure: Failure) -> EngineFailed:
     return EngineFailed(f"{what_failed(failure)}; {fix_for(failure.step, failure.errno)}")
+
+
+def is_shortage(step: str, number: int) -> bool:
+    """Whether the next try may go well: no reason for a weaker level, which would last as long as this process."""
+    if step in _USER_NAMESPACE_STEPS and number == errno.ENOSPC:
+        return all(_flag(f"/proc/sys/user/max_{kind}_namespaces") != "0" for kind in _NAMESPACES)
+    return number in _SHORTAGES
 
 
 def fix_for(step: str, number: int) -> str:
@@ -53,6 +65,8 @@ def fix_for(step: str, number: int) -> str:
         return "a security policy of this host refuses user namespaces to this process; ask its administrator"
     if step in _USER_NAMESPACE_STEPS and number == errno.ENOSPC:
         return "the limit of user namespaces is reached or zero: raise sysctl user.max_user_namespaces"
+    if said := exhausted(OSError(number, os.strerror(number))):
+        return said
     if step in _USER_NAMESPACE_STEPS and number == errno.EINVAL:
         return "this kernel was built without CONFIG_CHECKPOINT_RESTORE or without a kind of namespace"
     if step in ("proc", "root_proc"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from .cell import Cell
-from .diagnose import errno_name, fix_for, not_made, what_failed
+from .diagnose import errno_name, fix_for, is_shortage, not_made, what_failed
 from .frames import Failure
 from .order import program
 from .plan import Without
@@ -160,9 +160,18 @@ class Engine:
                 break
             found = self._try(level, first, command, limits, network)
             if not isinstance(found, Failure):
+                if self._isolation == "auto":
+                    _given.add(level)
                 return found
             if limits != _USUAL and self._works(level, first, network):
                 raise EngineFailed(f"{what_failed(found)}, but not with the default limits: raise the lowest of yours")
+            if is_shortage(found.step, found.errno):
+                raise not_made(found)
+            if self._isolation == "auto" and level in _given:
+                raise EngineFailed(
+                    f"{what_failed(found)}, though this process had level {level} before, and it takes no weaker one:"
+                    f" {fix_for(found.step, found.errno)}"
+                )
             first = first or found
         raise self._refusal(first)
 
@@ -191,7 +200,9 @@ class Engine:
                 for module, why in found[0].zygote.not_imported.items():
                     self._drop_preload(module, why)
                 return found
-            poorer = without._replace(**{_DISPENSABLE[found.step]: True}) if found.step in _DISPENSABLE else without
+            if found.step not in _DISPENSABLE or is_shortage(found.step, found.errno):
+                return found
+            poorer = without._replace(**{_DISPENSABLE[found.step]: True})
             if poorer == without:
                 return found
             without = poorer
@@ -321,6 +332,7 @@ def _fed(root: Root, cell: Cell, command: Command, pool: Pool | None = None) -> 
     return cell
 
 
+_given: set[Level] = set()  # to whoever left the choice to us: never again a weaker one
 _engines: dict[tuple[str, str | None, tuple[str, ...]], Engine] = {}
 _engines_lock = threading.Lock()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..types import AXES, Axis, Level, Limits, Receipt
-from .cgroups import Home, Unavailable
+from .cgroup_home import Home, Unavailable
 from .diagnose import errno_name, fix_for
 from .frames import Failure
 

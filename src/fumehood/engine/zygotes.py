@@ -19,6 +19,7 @@ from ..types import Limits
 from . import frames
 from .cell import Cell
 from .cgroups import Group, Groups
+from .diagnose import fix_for
 from .flags import KILL_TREE
 from .launch import launch
 from .passing import pass_on
@@ -59,7 +60,13 @@ class Zygote:
         self._launched = launch(executable)
         self._socket = self._launched.socket
         self._launcher = self._pid = self._launched.pid
-        self.groups = Groups()
+        try:
+            self.groups = Groups()
+        except OSError as error:
+            self._launched.end()
+            raise EngineFailed(
+                f"no control groups could be made: {error.strerror}; {fix_for('', error.errno or 0)}"
+            ) from error
         self._seals = False  # its cells are pid namespaces: the kernel clears up after them
         self.landlock_abi = 0
         self.not_imported: dict[str, str] = {}
