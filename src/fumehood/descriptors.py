@@ -1,4 +1,4 @@
-"""What to say when the kernel has no further file descriptor for us."""
+"""What to say when the kernel has no further file descriptor for us, or none that an event loop could wait for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ _CAUSES = {
         "ulimit -n 8192",
     ),
 }
+NO_WATCHES = (
+    "no event loop can be started: this user's processes hold every epoll watch that the kernel allows them; end those"
+    " that do, or raise the limit: sysctl fs.epoll.max_user_watches"
+)
 
 
 def exhausted(error: OSError) -> str | None:

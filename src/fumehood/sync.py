@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import selectors
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from .descriptors import exhausted
+from .descriptors import NO_WATCHES, exhausted
 from .errors import EngineFailed
 
 T = TypeVar("T")
@@ -90,15 +92,18 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         _check_room()
         return asyncio.new_event_loop()
     except OSError as error:
-        raise EngineFailed(exhausted(error) or f"no event loop can be started: {error}") from error
+        said = NO_WATCHES if error.errno == errno.ENOSPC else exhausted(error)
+        raise EngineFailed(said or f"no event loop can be started: {error}") from error
 
 
 def _check_room() -> None:
-    """First, because a loop that finds no descriptors for itself complains again when it is collected."""
+    """First, because a loop that finds nothing left for itself complains again when it is collected."""
     room: list[int] = []
     try:
         room += os.pipe()
         room += os.pipe()
+        with selectors.DefaultSelector() as selector:
+            selector.register(room[0], selectors.EVENT_READ)
     finally:
         for fd in room:
             os.close(fd)

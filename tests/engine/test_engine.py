@@ -22,7 +22,7 @@ from process_view import open_descriptors, opened_since
 import fumehood
 from fumehood.engine import engine, launch, plan, zygotes
 from fumehood.engine.cell import Cell
-from fumehood.engine.cgroups import Home
+from fumehood.engine.cgroup_home import Home
 from fumehood.engine.engine import Engine
 from fumehood.engine.zygotes import Zygote
 from fumehood.errors import BadArgument, EngineFailed, IsolationUnavailable, SandboxLost
@@ -240,6 +240,115 @@ def test_without_user_namespaces_auto_gives_confined_and_says_why(host: Host) ->
     for axis in ("syscalls", "privileges", "network"):
         assert (receipt[axis]["step"], receipt[axis]["errno"]) == ("namespaces", "ENOSPC")
         assert "user.max_user_namespaces" in receipt[axis]["fix"]
+
+
+FEW_NAMESPACES = f"own_users()\nwrite('/proc/sys/user/max_user_namespaces', '6')\nbecome({NOBODY})"
+USES_UP = """
+import select, signal
+from fumehood.engine import _syscalls as calls, engine
+from fumehood.engine.flags import NEWUSER
+def use_up(take):
+    ready, go = os.pipe()
+    holding = []
+    while True:
+        holding.append(os.fork())
+        if holding[-1] == 0:
+            calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            kept = []
+            try:
+                take(kept)
+                os.write(go, b'.')
+            except OSError as error:
+                os.write(go, b'!')
+            signal.pause()
+        if os.read(ready, 1) == b'!':
+            return holding
+def a_namespace(kept):
+    calls.unshare(NEWUSER)
+def a_million_watches(kept):
+    pipes = [os.pipe() for _ in range(500)]
+    for _ in range(1000):
+        kept.append(select.epoll())
+        for pair in pipes:
+            for fd in pair:
+                kept[-1].register(fd, select.EPOLLIN | select.EPOLLOUT)
+def release(holding):
+    for pid in holding:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+def attempt():
+    try:
+        return execute('print(1)', warm_cells=0)['isolation']['level']
+    except FumehoodError as error:
+        return f'{type(error).__name__}: {error}'
+def attempt_until(wanted, prepare=lambda: None):  # what has ended is counted for a while
+    while True:
+        prepare()
+        said = attempt()
+        if wanted(said): return said
+"""
+
+
+def test_a_passing_lack_of_namespaces_is_an_error_and_no_weaker_level(sealed_host: Host) -> None:
+    main = """
+    holding = use_up(a_namespace)
+    said = [attempt()]
+    release(holding)
+    said.append(attempt_until(lambda said: not said.startswith('EngineFailed')))
+    for each in list(engine._engines.values()):
+        for root in each._roots.values():
+            root.zygote.close()
+    holding = []
+    said.append(attempt_until(lambda said: said != 'sealed', lambda: holding.extend(use_up(a_namespace))))
+    release(holding)
+    said.append(attempt_until(lambda said: not said.startswith('EngineFailed')))
+    return said
+    """
+    first, second, third, fourth = sealed_host.run(FEW_NAMESPACES, USES_UP + textwrap.dedent(main))
+    for said in (first, third):
+        assert said.startswith("EngineFailed: ")
+        assert "user.max_user_namespaces" in said
+    assert (second, fourth) == ("sealed", "sealed")
+
+
+def test_what_a_process_was_given_once_it_never_gets_weaker(host: Host) -> None:
+    """As if its zygote had died, and the administrator taken namespaces away meanwhile."""
+    main = "from fumehood.engine import engine\nengine._given.add('sealed')\nreturn execute('print(1)')"
+    found = host.run(NO_NAMESPACES, main)
+    assert found["error"] == "EngineFailed"
+    for part in ("ENOSPC", "had level sealed before", "user.max_user_namespaces"):
+        assert part in found["text"]
+    less = main.replace("print(1)'", "print(1)', isolation='confined'")
+    assert host.run(NO_NAMESPACES, less)["isolation"]["level"] == "confined"
+
+
+def test_programs_run_when_the_user_has_no_epoll_watches_left(sealed_host: Host) -> None:
+    """Which a program can take from it. What cannot be had is said by its name."""
+    main = """
+    import asyncio, resource
+    from fumehood import open_session
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    loop = asyncio.new_event_loop()
+    holding = use_up(a_million_watches)
+    said = [attempt()]
+    try:
+        with get_sandbox(store_code="never") as sandbox:
+            said.append(loop.run_until_complete(sandbox.execute_async('print(1)')).stdout)
+        with open_session(store_code="never") as session:
+            said.append(session.run('print(1)').stdout)
+    except FumehoodError as error:
+        said.append(f'{type(error).__name__}: {error}')
+    finally:
+        release(holding)
+    said.append(attempt())
+    return said
+    """
+    found = sealed_host.run(ORDINARY, USES_UP + textwrap.dedent(main))
+    assert len(found) == 4, found
+    first, looked, refused, last = found
+    assert (first, looked, last) == ("sealed", "1\n", "sealed")
+    assert refused.startswith("EngineFailed: ")
+    assert "fs.epoll.max_user_watches" in refused
 
 
 @pytest.mark.parametrize("how", ["require='sealed'", "isolation='sealed'"])
@@ -656,6 +765,7 @@ def test_a_machine_without_a_table_of_calls_has_the_process_level_only(monkeypat
     real = os.uname()
     other = os.uname_result((real.sysname, real.nodename, real.release, real.version, "riscv64"))
     monkeypatch.setattr(os, "uname", lambda: other)
+    monkeypatch.setattr(engine, "_given", set())
     with Own() as made:
         cell = start(made, "print(1)")
         receipt = cell.receipt

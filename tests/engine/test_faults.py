@@ -296,6 +296,16 @@ def test_inotify_used_up_inside_is_left_for_the_host() -> None:  # res18
             greedy.close()
 
 
+def test_below_sealed_there_is_no_inotify_to_use_up() -> None:
+    """There its instances would be those of the host's user. The control arm is the test above: `made True`."""
+    code = probe("res18") + "\nprint('made', len([f for f in fds if f >= 0]), flush=True)"
+    try:
+        with get_sandbox(isolation="confined", store_code="never", warm_cells=0) as sandbox:
+            assert sandbox.execute(code, timeout=HANG_S).stdout.endswith("made 0\n")
+    except IsolationUnavailable as missing:
+        pytest.skip(f"no confined sandbox on this machine: {missing}")
+
+
 def test_zombies_are_bounded() -> None:  # res20
     result = suffer_to_the_deadline(say_begun() + probe("res20"), processes=64)
     assert result.meta["reason"] in ("processes", "timeout"), result

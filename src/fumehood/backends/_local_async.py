@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LOOK_S = 0.01
 _FEW = 200  # entries: so many are looked through in little more time than a thread takes
 
 
@@ -158,7 +162,12 @@ class _LocalProcess(Process):
         # Not asyncio.timeout: in a task that is being cancelled, Python 3.11 takes its end for the cancellation.
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
-        loop.add_reader(self._cell.fileno(), readable.set)
+        try:
+            loop.add_reader(self._cell.fileno(), readable.set)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return await self._read_without_watches(timeout_s)
         timer = None if timeout_s is None else loop.call_later(timeout_s, readable.set)
         try:
             await readable.wait()
@@ -167,6 +176,15 @@ class _LocalProcess(Process):
             if timer is not None:
                 timer.cancel()
         return self._cell.read(0)
+
+    async def _read_without_watches(self, timeout_s: float | None) -> Event | None:
+        """This user's processes hold all that the kernel allows (`fs.epoll.max_user_watches`): look now and then."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        event = None
+        while event is None and time.monotonic() < until and not self._cell.has_ended:
+            await asyncio.sleep(_LOOK_S)
+            event = self._cell.read(0)
+        return event
 
     def kill(self) -> None:
         self._cell.kill()

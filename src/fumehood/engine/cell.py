@@ -23,6 +23,7 @@ from .cgroups import Group
 from .diagnose import not_made
 from .flags import KILL_TREE
 from .passing import pass_on
+from .watch import WRITABLE, Watch
 
 if TYPE_CHECKING:
     from .files import Files
@@ -66,7 +67,7 @@ class Cell:
         self._pending: memoryview | None = None
         self._events: deque[Output | Display | Exited] = deque()
         self._names: dict[int, Literal["stdout", "stderr"]] = {self._stdout: "stdout", self._stderr: "stderr"}
-        self._epoll: select.epoll | None = None
+        self._watch: Watch | None = None
         self._ended = False
         self._outlives = False  # whether processes may be left when the program has ended
         self._used = (0.0, 0)  # seconds of CPU and bytes, when it was killed
@@ -152,7 +153,7 @@ class Cell:
     def read(self, timeout_s: float | None = None) -> Output | Display | Exited | None:
         """The next event, or None if there is none in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        epoll = self._epoll or self._watch()
+        watch = self._watch or self._begin_watch()
         while True:
             if self._events:
                 return self._events.popleft()
@@ -164,15 +165,15 @@ class Cell:
             if now >= self._look_at:
                 self._look(now)
             left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - now))
-            ready = epoll.poll(left, 4)
+            ready = watch.wait(left)
             if ready:
-                self._take([fd for fd, _ in ready])
+                self._take(ready)
             elif deadline is not None and time.monotonic() >= deadline:
                 return None
 
     def fileno(self) -> int:
-        """Readable when `read(0)` may have something: what an event loop waits for."""
-        return (self._epoll or self._watch()).fileno()
+        """Readable when `read(0)` may have something: what an event loop waits for. OSError: see `Watch`."""
+        return (self._watch or self._begin_watch()).fileno()
 
     def kill(self) -> None:
         """All of it, at once. `Exited` follows."""
@@ -264,27 +265,26 @@ class Cell:
             self.kill()
 
     def _let_go(self) -> None:
+        watch, self._watch = self._watch, None  # first: a forked child must take nothing from its parent's
+        if watch is not None:
+            watch.close()
         _close_all(self._theirs)
         _close_all(self._outputs)
         self._close_stdin()
         self._control.close()
         if (files := self.files()) is not None:
             files.close()
-        if self._epoll is not None:
-            self._epoll.close()
         if self._pidfd >= 0:
             pidfd, self._pidfd = self._pidfd, -1
             os.close(pidfd)
 
-    def _watch(self) -> select.epoll:
-        epoll = select.epoll(4)
-        epoll.register(self._stdout, select.EPOLLIN)
-        epoll.register(self._stderr, select.EPOLLIN)
-        epoll.register(self._control, select.EPOLLIN)
+    def _begin_watch(self) -> Watch:
+        self._watch = watch = Watch()
+        for fd in (self._stdout, self._stderr, self._control.fileno()):
+            watch.listen(fd)
         if self._pending is not None:
-            epoll.register(self._stdin, select.EPOLLOUT)
-        self._epoll = epoll
-        return epoll
+            watch.listen(self._stdin, WRITABLE)
+        return watch
 
     def _take(self, ready: list[int]) -> None:
         control = self._control.fileno()
@@ -398,11 +398,8 @@ class Cell:
         except BlockingIOError:
             return False
         if not data:
-            if self._epoll is not None and not self._ended:
-                try:
-                    self._epoll.unregister(fd)
-                except FileNotFoundError:
-                    pass
+            if self._watch is not None:
+                self._watch.ignore(fd)
             return False
         self._events.append(Output(self._names[fd], data))
         return True
@@ -428,7 +425,9 @@ class Cell:
     def _close_stdin(self) -> None:
         if self._stdin >= 0:
             stdin, self._stdin = self._stdin, -1
-            os.close(stdin)  # epoll forgets it by itself
+            if self._watch is not None:
+                self._watch.ignore(stdin)
+            os.close(stdin)
 
 
 def _close_all(fds: list[int]) -> None:

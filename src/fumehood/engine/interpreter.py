@@ -6,7 +6,6 @@ Requests and what a run shows go over a socket that is the cell's standard input
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -18,6 +17,7 @@ from . import frames, usage
 from .cell import MAX_LEFT, PIPE_BYTES, Cell
 from .channel import Channel, TooMuch
 from .flags import WAKE
+from .watch import READABLE, WRITABLE, Watch
 
 _LOOK_S = 0.05
 _ENDING_S = 5.0  # until its supervisor tells how it ended, on a busy machine too
@@ -84,14 +84,13 @@ class Interpreter(Cell):
 
     def _end_of_input(self) -> None:
         """The order has gone; from now on it is a channel both ways."""
-        if self._epoll is not None:
-            self._epoll.modify(self._stdin, select.EPOLLIN)
+        self._listen(READABLE)
 
-    def _watch(self) -> select.epoll:
-        epoll = super()._watch()
+    def _begin_watch(self) -> Watch:
+        watch = super()._begin_watch()
         if self._pending is None and self._stdin >= 0:
-            epoll.register(self._stdin, select.EPOLLIN)
-        return epoll
+            watch.listen(self._stdin)
+        return watch
 
     def _look(self, now: float) -> None:
         """Who ran out of memory is dead already; the interpreter, if it lives, keeps what it has."""
@@ -122,11 +121,11 @@ class Interpreter(Cell):
             pass
         except OSError:
             self._unsent = b""  # it is gone, which its supervisor will tell
-        self._listen(select.EPOLLIN | select.EPOLLOUT if self._unsent else select.EPOLLIN)
+        self._listen(READABLE | WRITABLE if self._unsent else READABLE)
 
     def _listen(self, events: int) -> None:
-        if self._epoll is not None and self._stdin >= 0:
-            self._epoll.modify(self._stdin, events)
+        if self._watch is not None and self._stdin >= 0:
+            self._watch.listen(self._stdin, events)
 
     def _take(self, ready: list[int]) -> None:
         channel = self._stdin

@@ -73,7 +73,9 @@ class Root:
             }
         )
         counted = self.zygote.groups.counts("memory")
-        self._filter = _filter(level, network, counted=counted)  # while the root is built
+        self._filter = _filter(  # while the root is built
+            level, network, counted=counted, can_watch_files=level == "sealed" and not self._without.bounds
+        )
         self.zygote.wait_up()
         self._landlock = self.zygote.landlock_abi if level == "confined" else 0
         drops = self.caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
@@ -286,7 +288,7 @@ class Root:
         return not self.zygote.groups.counts("memory") and not self._without.proc
 
 
-def _filter(level: Level, network: bool, *, counted: bool) -> bytes | None:
+def _filter(level: Level, network: bool, *, counted: bool, can_watch_files: bool) -> bytes | None:
     if level == "process":
         return None
     from . import seccomp  # its tables load while the interpreter starts
@@ -296,7 +298,10 @@ def _filter(level: Level, network: bool, *, counted: bool) -> bytes | None:
         raise SetupFailed(Failure("seccomp", 0, f"no table of system calls for {machine}"))
     # A cell with its own network namespace may open what it likes there; without one the filter is the fence.
     return seccomp.compile_filter(
-        machine, can_open_network=network or level == "sealed", can_hold_unmapped_memory=counted
+        machine,
+        can_open_network=network or level == "sealed",
+        can_hold_unmapped_memory=counted,
+        can_watch_files=can_watch_files,
     )
 
 
@@ -319,7 +324,9 @@ def _resolv_conf() -> str:
     try:
         with open("/etc/resolv.conf") as file:
             return file.read(4096)
-    except OSError:
+    except OSError as error:
+        if (said := exhausted(error)) is not None:
+            raise EngineFailed(said) from error
         return ""
 
 
