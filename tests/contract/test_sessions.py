@@ -786,6 +786,25 @@ def test_cpu_time_counts_what_a_run_has_started(session: Kept) -> None:
     assert min(session.run("1").meta["usage"]["cpu_s"] for _ in range(3)) < 0.2
 
 
+def test_cpu_time_counts_those_for_whom_nobody_waits(session: Kept) -> None:
+    """Where a parent ignores its children's end, the kernel adds their time to nobody's."""
+    code = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(2):
+    if os.fork() == 0:
+        begun = time.process_time()
+        while time.process_time() < begun + 0.3: pass
+        os._exit(0)
+try: os.wait()
+except ChildProcessError: pass
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+"""
+    assert session.run(code).meta["usage"]["cpu_s"] > 0.2
+    assert session.exec(["python", "-c", code]).meta["usage"]["cpu_s"] > 0.2
+    assert min(session.run("1").meta["usage"]["cpu_s"] for _ in range(3)) < 0.2
+
+
 def test_the_limit_of_cpu_time_holds_for_a_run_and_keeps_its_variables(session: Kept) -> None:
     limited = session(cpu_sec=1)
     limited.run("x = 1")

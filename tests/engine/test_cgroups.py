@@ -18,7 +18,9 @@ from fumehood import in_use
 from fumehood.engine import cgroup_home, diagnose
 from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.cgroups import Group, Groups
-from fumehood.types import Limits
+from fumehood.engine.engine import shared
+from fumehood.errors import IsolationUnavailable
+from fumehood.types import Command, Limits, Output
 from support import HANG_S, wait_until
 
 SMALL = Limits(memory_bytes=32 << 20, processes=3)
@@ -235,6 +237,34 @@ def test_a_dead_owners_groups_are_swept_by_the_next(home: Home) -> None:
         assert os.path.exists(path), "ours is in use"
 
 
+IN_SESSIONS = """
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(3600)
+print('ran', flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("level", ["sealed", "confined"])
+def test_for_the_scheduler_a_program_is_one_however_many_sessions_it_starts(level: str) -> None:
+    """On its own the kernel gives each session as much as any other, the host's included."""
+    try:
+        cell = shared(level, None).start(Command(("python", "main.py"), IN_SESSIONS.encode()), Limits(), network=False)
+    except IsolationUnavailable as missing:
+        pytest.skip(str(missing))
+    try:
+        assert cell.read(HANG_S) == Output("stdout", b"ran\n")
+        assert cell._group is not None
+        inside = Path(cell._group.paths["cpu"], "cgroup.procs").read_text("ascii").split()
+        assert len(inside) == 5, "its supervisor, the program, its children"
+    finally:
+        cell.close()
+
+
 # ---- removing, on plain directories
 
 
@@ -283,7 +313,15 @@ SYSTEMD_ONLY = (
 @pytest.mark.parametrize(
     ("machine", "expected"),
     [
-        pytest.param(V1, {"memory": "/sys/fs/cgroup/memory/jobs/x", "pids": "/sys/fs/cgroup/pids/user/a"}, id="v1"),
+        pytest.param(
+            V1,
+            {
+                "memory": "/sys/fs/cgroup/memory/jobs/x",
+                "pids": "/sys/fs/cgroup/pids/user/a",
+                **dict.fromkeys(("cpu", "cpuacct"), "/sys/fs/cgroup/cpu,cpuacct"),
+            },
+            id="v1",
+        ),
         pytest.param(
             HYBRID,
             {
@@ -321,7 +359,7 @@ def test_a_mount_of_a_group_with_a_longer_name_is_not_taken_for_ours(monkeypatch
 def test_a_mount_without_a_source_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/proc/self/cgroup": V1[0], "/proc/self/mountinfo": "40 30 0:9 / /odd rw - tmpfs  rw\n" + V1[1]}
     monkeypatch.setattr(cgroup_home, "read", texts.__getitem__)
-    assert set(cgroup_home._own_groups()) == {"memory", "pids"}
+    assert set(cgroup_home._own_groups()) == {"memory", "pids", "cpu", "cpuacct"}
 
 
 def test_a_machine_without_proc_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +409,7 @@ def test_v2_has_one_directory_for_both_controllers(unified: Path) -> None:
     assert found.mechanism == "cgroup v2"
     (path,) = set(found.directories.values())
     assert os.path.dirname(path) == str(unified)
-    assert "+pids" in (unified / "cgroup.subtree_control").read_text()
+    assert (unified / "cgroup.subtree_control").read_text().startswith("+cpu"), "the last that was asked for"
 
 
 def test_v2_limits_go_to_v2_files_and_swap_is_no_way_around(unified: Path) -> None:  # noqa: ARG001

@@ -380,6 +380,8 @@ class Cell:
     def _finish(self, exited: Exited) -> None:
         """What was written before the end is in the pipes; a daemon that holds them open must not make us wait."""
         self._read_rest(MAX_LEFT)
+        if self._group is not None:
+            exited = exited._replace(cpu_s=max(exited.cpu_s, self._group.take_cpu_s()))
         if self._lost is not None:
             self._events.clear()
         else:

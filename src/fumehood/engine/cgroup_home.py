@@ -13,7 +13,8 @@ from ..guest.procfs import PARENT, stat
 from .diagnose import fix_for, is_shortage
 
 _LEAF = "/fumehood-host"
-_CONTROLLERS = ("memory", "pids")
+_LIMITS = ("memory", "pids")
+_OTHERS = ("cpu", "cpuacct")  # as good as one process for the scheduler, however many there are; and their time counted
 
 
 class Unavailable(NamedTuple):
@@ -55,9 +56,10 @@ def find_home() -> Home | Unavailable:
     if version == 2:
         own = ours.pop("").removesuffix(_LEAF)  # we may have stepped aside before
         ours = dict.fromkeys(_offered(own), own)
-    for controller in _CONTROLLERS:
+    for controller in _LIMITS + _OTHERS:
         if controller not in ours:
-            missing[controller] = _missing(f"find {controller} controller", errno.ENOENT)
+            if controller in _LIMITS:
+                missing[controller] = _missing(f"find {controller} controller", errno.ENOENT)
             continue
         own = ours[controller]
         path = f"{own}/{name}"
@@ -75,10 +77,11 @@ def find_home() -> Home | Unavailable:
             if _is_passing(error):
                 _give_up(held)
                 raise
-            missing[controller] = _missing(f"make a {controller} control group", error.errno or 0)
-    if not directories:
+            if controller in _LIMITS:
+                missing[controller] = _missing(f"make a {controller} control group", error.errno or 0)
+    if directories.keys().isdisjoint(_LIMITS):
         _give_up(held)
-        return missing[_CONTROLLERS[0]]
+        return missing[_LIMITS[0]]
     return Home(version, directories, missing, held)
 
 
@@ -158,7 +161,7 @@ def _own_groups() -> dict[str, str]:
         if kind == "cgroup2":
             places.setdefault("", (fields[3], fields[4]))
         elif kind == "cgroup":
-            for controller in _CONTROLLERS:
+            for controller in _LIMITS + _OTHERS:
                 if controller in options.split(","):
                     places[controller] = (fields[3], fields[4])
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Memory and process limits of a whole tree by control groups, v1 or v2, where we may write them.
+"""Memory and process limits of a whole tree, its share of the cores and its CPU time, by control groups, v1 or v2.
 
 Moving another process into a group makes the kernel wait for every core (10 ms and more). A single thread that moves
 itself in a v1 group, or is born into a v2 one, costs next to nothing: so a cell is handed the descriptors of its group
@@ -36,6 +36,7 @@ class Group:
         self._held = False
         self._was_cleared = False
         self._counts = (0, 0)
+        self._cpu_s_taken = 0.0
 
     def _open(self, directories: list[str]) -> None:
         for path in directories:
@@ -97,6 +98,15 @@ class Group:
         kills, refusals = self._read_counts()
         return kills > self._counts[0], refusals > self._counts[1]
 
+    def cpu_s(self) -> float:
+        """Seconds of CPU that all in it have used since they were last taken: also those for whom nobody waited."""
+        return max(0.0, self._read_cpu_s() - self._cpu_s_taken)
+
+    def take_cpu_s(self) -> float:
+        used_s = self.cpu_s()
+        self._cpu_s_taken += used_s
+        return used_s
+
     def clear(self) -> None:
         """Kill all inside, for a cell that no pid namespace holds together; then it is free again."""
         self._kill()
@@ -155,6 +165,16 @@ class Group:
         write(f"{path}/memory.limit_in_bytes", str(size))
         _try_write(f"{path}/memory.memsw.limit_in_bytes", str(size))
 
+    def _read_cpu_s(self) -> float:
+        try:
+            if self._v2:
+                return _field(read(f"{next(iter(self.paths.values()))}/cpu.stat"), "usage_usec") / 1e6
+            if "cpuacct" in self.paths:
+                return int(read(f"{self.paths['cpuacct']}/cpuacct.usage")) / 1e9
+        except OSError:
+            pass  # removed with its zygote
+        return self._cpu_s_taken
+
     def _read_counts(self) -> tuple[int, int]:
         try:
             kills = refusals = 0
@@ -190,6 +210,7 @@ class Groups:
         for group in list(self._groups):
             if group.is_free():
                 if group.is_there():
+                    group.take_cpu_s()
                     return group
                 self._groups.remove(group)
                 group.remove()

@@ -101,10 +101,15 @@ class Interpreter(Cell):
             self.kill()
         elif self._cpu_s is not None and now >= self._cpu_look_at and self.is_running:
             self._cpu_look_at = now + _CPU_LOOK_S
-            if usage.of_tree(self._pidfd)[0] - self._cpu_ns / 1e9 >= self._cpu_s and not self._ran_out_of_cpu:
+            if self._used_s() >= self._cpu_s and not self._ran_out_of_cpu:
                 self._ran_out_of_cpu = True
                 self._kill_at = now + _STOP_S
                 self.interrupt()
+
+    def _used_s(self) -> float:
+        """By this run."""
+        by_tree = usage.of_tree(self._pidfd)[0] - self._cpu_ns / 1e9
+        return by_tree if self._group is None else max(by_tree, self._group.cpu_s())
 
     def _order(self, frame: bytes) -> None:
         try:
@@ -169,6 +174,8 @@ class Interpreter(Cell):
         self._read_rest(MAX_LEFT)
         reason = self._reason(killed=False, flags=flags) if code else "ok"
         used_s = max(0, cpu_ns - self._cpu_ns) / 1e9
+        if self._group is not None:
+            used_s = max(used_s, self._group.take_cpu_s())
         self._cpu_ns = cpu_ns
         self.is_running = False
         self._kill_at = float("inf")

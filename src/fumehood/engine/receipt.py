@@ -29,7 +29,7 @@ def write(enforced: Enforced, limits: Limits) -> Receipt:
     axes = _sealed_axes(enforced) if enforced.level == "sealed" else _open_axes(enforced)
     axes["memory"] = _memory(enforced, limits)
     axes["processes"] = _processes(enforced, limits, axes["processes"])
-    axes["cpu"] = Axis("sealed" if enforced.level == "sealed" else "process", "deadline and RLIMIT_CPU per process")
+    axes["cpu"] = _cpu(enforced)
     return Receipt(enforced.level, {name: _explain(axes[name], enforced) for name in AXES})
 
 
@@ -96,6 +96,13 @@ def _memory(enforced: Enforced, limits: Limits) -> Axis:
         errno=errno_name(reason.errno),
         fix=reason.fix if watched else fix_for("proc", reason.errno),
     )
+
+
+def _cpu(enforced: Enforced) -> Axis:
+    mechanism = "deadline and RLIMIT_CPU per process"
+    if isinstance(enforced.groups, Home) and "cpu" in enforced.groups.directories:
+        mechanism += f"; {enforced.groups.mechanism}, one share of the cores"
+    return Axis("sealed" if enforced.level == "sealed" else "process", mechanism)
 
 
 def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:

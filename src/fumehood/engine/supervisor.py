@@ -58,6 +58,8 @@ class Supervisor:
         self._reaches_its_own_alone = keeps_signals or os.getpid() == 1  # by `kill(-1)`, which is one step for all
         self._flags = 0
         self._are_more_dead = False
+        self._ticks = 0  # of CPU time that the tree shows
+        self._lost_ticks = 0  # that it showed once: of those for whom nobody waited
 
     def rehearse(self) -> None:
         """Touch now what the report will touch: see the runner's."""
@@ -108,7 +110,8 @@ class Supervisor:
                 full = frames.DISK_FULL if self._disk and _is_full(self._disk) else 0
                 cpu_ns, max_rss = _usage(self._child, None)
                 if self._has_others():
-                    cpu_ns += self._cpu_ns_of_others()
+                    cpu_ns += self._cpu_ns_of_others(self._tree())
+                cpu_ns += self._lost_ns(cpu_ns)
                 self._tell(frames.usage(cpu_ns, max_rss, full))
 
     def _next_order(self) -> bytes:
@@ -168,7 +171,8 @@ class Supervisor:
             if self._sealed:
                 self._flags |= frames.HAD_OTHERS  # the host waits until all of them are gone
             if usage is None:
-                cpu_ns += self._cpu_ns_of_others()
+                cpu_ns += self._cpu_ns_of_others(self._tree())
+            cpu_ns += self._lost_ns(cpu_ns)
         is_clean = self._sealed or self._hunt()
         if not self._tell(frames.exited(status, cpu_ns, max_rss, self._flags)):
             self._clean_up()
@@ -179,16 +183,25 @@ class Supervisor:
         """Whether the program has started processes or threads: cheap, where there is a pid namespace."""
         return not self._sealed or read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child
 
-    def _cpu_ns_of_others(self) -> int:
+    def _cpu_ns_of_others(self, pids: list[int]) -> int:
         """Of what it has started and waited for, and of what is still there. Those we have reaped are counted."""
         ticks = 0
-        for pid in self._tree():
+        for pid in pids:
             if not (fields := stat(pid)):
                 continue
             ticks += int(fields[WAITED_USER]) + int(fields[WAITED_SYSTEM])
             if pid != self._child:
                 ticks += int(fields[USER]) + int(fields[SYSTEM])
         return ticks * 1_000_000_000 // _TICKS
+
+    def _lost_ns(self, shown_ns: int) -> int:
+        """What the watch saw and the tree shows no longer: of who ended with nobody to wait for it."""
+        self._notice(shown_ns * _TICKS // 1_000_000_000)
+        return self._lost_ticks * 1_000_000_000 // _TICKS
+
+    def _notice(self, ticks: int) -> None:
+        self._lost_ticks += max(0, self._ticks - ticks - 1)  # one for what was rounded
+        self._ticks = ticks
 
     def _clean_up(self) -> None:
         """The host is gone and cannot remove the program's directory."""
@@ -205,6 +218,7 @@ class Supervisor:
         pids = self._tree()
         if self._processes and self._count_tasks(pids) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
+        self._notice((_usage(self._child, None)[0] + self._cpu_ns_of_others(pids)) * _TICKS // 1_000_000_000)
         files = 0
         if self._disk:
             space = os.statvfs(self._disk)

@@ -98,20 +98,26 @@ def used_by(pid: int) -> tuple[int, int]:
     return cpu_ns, number(read(f"/proc/{pid}/status"), b"VmHWM:") * 1024
 
 
+Counts = tuple[int, int, int]
+
+
 class Hits:
-    """How often the container ran into its limits; the counters outlive programs."""
+    """How often the container ran into its limits, and its CPU time; the counters outlive programs."""
 
     def __init__(self, places: Iterable[str]):
         self._places = tuple(places)
         self._memory = _first("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
         self._processes = _first("/sys/fs/cgroup/pids.events", "/sys/fs/cgroup/pids/pids.events")
+        self._cpu_us = _first("/sys/fs/cgroup/cpu.stat")
+        self._cpu_ns = _first("/sys/fs/cgroup/cpuacct/cpuacct.usage")
 
-    def count(self) -> tuple[int, int]:
-        """(processes killed for memory, forks refused)"""
+    def count(self) -> Counts:
+        """(processes killed for memory, forks refused, nanoseconds of CPU of all but us)"""
         memory = number(_again(self._memory), b"oom_kill ")
-        return memory, number(_again(self._processes), b"max ")
+        used_ns = number(_again(self._cpu_us), b"usage_usec ") * 1000 or number(_again(self._cpu_ns).strip(), b"")
+        return memory, number(_again(self._processes), b"max "), max(0, used_ns - time.process_time_ns())
 
-    def flags_since(self, before: tuple[int, int]) -> int:
+    def flags_since(self, before: Counts) -> int:
         now = self.count()
         flags = wire.OUT_OF_MEMORY if now[0] > before[0] else 0
         flags |= wire.OUT_OF_PROCESSES if now[1] > before[1] else 0

@@ -39,7 +39,8 @@ class Program:
         self.has_ended = False
         self.elders: set[tuple[int, bytes]] = set()  # who lived before and may live on
         self.is_out_of_memory = False  # and was ended for it
-        self.before = (0, 0)  # what the counters of the container's limits showed
+        self.before = (0, 0, 0)  # what the counters of the container's limits showed
+        self._shown_ns = self._told_ns = 0  # of CPU: by it and those it waited for; as the host knows it
         self._link = link
         self._request = request
         self._input = bytearray(request.pop("order"))
@@ -193,9 +194,17 @@ class Program:
     def tell_usage(self, hits: census.Hits) -> None:
         cpu_ns, max_rss = census.used_by(self.pid)
         flags = hits.flags_since(self.before)
+        used_ns = self._used_ns(self._cpu_ns + cpu_ns, hits)
         self.before = hits.count()
-        used = wire.USAGE.pack(self._cpu_ns + cpu_ns, max(self._max_rss, max_rss), flags)
+        used = wire.USAGE.pack(used_ns, max(self._max_rss, max_rss), flags)
         self._link.send(wire.USED, self.number, used)
+
+    def _used_ns(self, shown_ns: int, hits: census.Hits) -> int:
+        """Since its start: also by those for whom nobody waited, whose time only the container shows."""
+        since_ns = max(shown_ns - self._shown_ns, hits.count()[2] - self.before[2])
+        self._shown_ns = shown_ns
+        self._told_ns += max(0, since_ns)
+        return self._told_ns
 
     def tell_end(self, status: int, hits: census.Hits) -> None:
         """When nobody is left who could write; what was written is in the pipes."""
@@ -208,7 +217,8 @@ class Program:
             flags = hits.flags_since(self.before) if status else 0
             if status and self.is_out_of_memory:
                 flags |= wire.OUT_OF_MEMORY
-            self._link.send(wire.EXITED, self.number, wire.EXIT.pack(status, self._cpu_ns, self._max_rss, flags))
+            used_ns = self._used_ns(self._cpu_ns, hits)
+            self._link.send(wire.EXITED, self.number, wire.EXIT.pack(status, used_ns, self._max_rss, flags))
         self.close()
 
     def close(self) -> None:
