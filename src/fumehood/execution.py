@@ -371,6 +371,13 @@ def hold_to(require: str | None, receipt: Receipt) -> None:
             " run `fumehood doctor` to see why, or require less",
             step="receipt",
         )
+    memory = receipt.axes.get("memory")
+    if require == "sealed" and memory is not None and memory.level == "none":
+        raise IsolationUnavailable(
+            f"{require!r} isolation is required (SANDBOX_REQUIRE) and nothing bounds memory here: {memory.mechanism};"
+            f" {memory.fix or 'see `fumehood doctor`'}",
+            step="receipt",
+        )
 
 
 class Capture:

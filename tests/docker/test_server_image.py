@@ -199,6 +199,15 @@ def test_under_docker_s_own_profiles_it_says_what_is_missing(start: Starter) -> 
     assert "--allow-weak" in log
 
 
+def test_with_nothing_to_bound_memory_it_says_what_is_missing(start: Starter) -> None:
+    container = start(keep="systempaths")
+    assert container.ended() == 78
+    log = container.log()
+    assert "nothing bounds memory" in log
+    assert "--security-opt systempaths=unconfined" in log
+    assert "--allow-weak" in log
+
+
 def test_under_docker_s_own_profiles_it_serves_what_it_can(start: Starter) -> None:
     container = start("--allow-weak", keep="seccomp apparmor systempaths")
     assert wait_until(container.is_healthy), container.log()

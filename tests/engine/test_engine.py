@@ -441,6 +441,19 @@ def test_behind_a_masked_proc_memory_is_still_bounded(sealed_host: Host) -> None
         assert found["reason"] == "memory", found
 
 
+def test_behind_a_masked_proc_that_leaves_memory_unbounded_nothing_is_called_sealed(sealed_host: Host) -> None:
+    main = "return execute('print(1)', require='sealed')"
+    found = sealed_host.run(LIKE_DOCKER, main.replace(", require='sealed'", ""))
+    if found["isolation"]["memory"]["level"] != "none":
+        pytest.skip("an ordinary user has control groups here")
+    assert (found["stdout"], found["isolation"]["level"]) == ("1\n", "sealed")
+    found = sealed_host.run(LIKE_DOCKER, main)
+    assert found["error"] == "IsolationUnavailable"
+    assert "nothing bounds memory" in found["text"]
+    assert "systempaths=unconfined" in found["fix"]
+    assert sealed_host.run(LIKE_DOCKER, main.replace("sealed", "confined"))["stdout"] == "1\n"
+
+
 @pytest.mark.parametrize("mask", [MASKED_KEYS, MASKED_SYS, LIKE_DOCKER], ids=["keys", "sys", "like-docker"])
 def test_behind_a_masked_proc_a_program_runs(host: Host, mask: str) -> None:
     found = host.run(mask, "return execute('print(1)')")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..errors import BadArgument, ConfigurationError, ExtraMissing
+from ..errors import BadArgument, ConfigurationError, ExtraMissing, IsolationUnavailable
+from ..execution import hold_to
 from . import terminal
 from .run import add_sandbox_options, load_settings, open_sandbox
 
@@ -141,6 +142,12 @@ def _checked(options: ServerOptions, settings: Settings) -> Settings:
             f"{options.host} is not loopback and programs would run at level {receipt.level}: {fix}; --allow-weak takes"
             " that upon you"
         )
+    try:
+        hold_to("sealed", receipt)
+    except IsolationUnavailable as refused:
+        raise ConfigurationError(
+            f"{options.host} is not loopback: {refused}; --allow-weak takes that upon you"
+        ) from None
     return settings._replace(require="sealed")
 
 

@@ -58,7 +58,8 @@ def fix_for(step: str, number: int) -> str:
         if _in_container():
             return (
                 "the container's seccomp profile or AppArmor refuses namespaces: run it with --security-opt "
-                "seccomp=unconfined --security-opt apparmor=unconfined, or rely on the container as the boundary"
+                "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, or rely "
+                "on the container as the boundary"
             )
         if _flag(_DEBIAN) == "0":
             return "unprivileged user namespaces are off: sysctl kernel.unprivileged_userns_clone=1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import threading
 import time
@@ -192,7 +193,7 @@ class Engine:
         without = Without()
         while True:
             try:
-                found = _prove(level, failure, command, limits, network, without, self._preload)
+                found = _prove(level, failure, command, limits, network, without, self._preload, self._require)
             except PreloadFailed as error:
                 self._drop_preload(error.module, error.why)
                 continue
@@ -240,11 +241,15 @@ def _prove(
     network: bool,
     without: Without,
     preload: tuple[str, ...],
+    require: str | None,
 ) -> tuple[Root, Cell] | Failure:
     try:
         root = Root(level, network, failure, without, preload)
     except SetupFailed as error:
         return error.failure
+    if require == "sealed" and root.receipt(limits).axes["memory"].level == "none":
+        root.close()
+        return Failure("proc", errno.EPERM, "and with neither it nor a control group nothing bounds memory")
     cell = None
     try:
         if root.preload:
