@@ -423,6 +423,25 @@ def test_a_program_directory_that_cannot_be_given_away_is_not_left_behind(host: 
     assert host.run("calls.drop_capabilities()", main) == []
 
 
+# ---- another filter that asks, as in a container of LXD
+
+
+def test_under_a_filter_that_asks_nobody_counts_sockets_and_it_is_said(sealed_host: Host) -> None:
+    """The kernel lets one of them ask."""
+    asked = """
+calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
+allow = (0x7FFF0000 << 32 | 6).to_bytes(8, 'little')
+os.set_inheritable(calls.install_seccomp(allow, listens=True), True)
+"""
+    main = "return execute('import socket; print(len([socket.socket() for _ in range(600)]))', require='sealed')"
+    found = sealed_host.run(ORDINARY, main)
+    assert "socket buffers beside, up to" in found["isolation"]["memory"]["mechanism"]
+    assert "No buffer space available" in found["stderr"]
+    found = sealed_host.run(ORDINARY + asked, main)
+    assert (found["isolation"]["level"], found["stdout"]) == ("sealed", "600\n")
+    assert "socket buffers are not counted" in found["isolation"]["memory"]["mechanism"]
+
+
 # ---- a masked /proc, as in a container
 
 

@@ -35,6 +35,7 @@ def enforced(level: str, **changes: object) -> Enforced:
         "seccomp": level != "process",
         "landlock": 0,
         "own_proc": level == "sealed",
+        "counts_sockets": level == "sealed",
         "became_unprivileged": False,
         "is_root": False,
         "groups": HOMES["v1"],

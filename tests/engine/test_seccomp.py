@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from support import HANG_S
 GUEST = Path(__file__).with_name("seccomp_guest.py")
 TABLES = {"x86_64": numbers.X86_64, "aarch64": numbers.AARCH64}
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-ALLOW, KILL = 0x7FFF0000, 0x80000000
+ALLOW, KILL, ASK, IGNORE = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x00050000
 HIGH = 0xDEADBEEF << 32  # in the half of an argument that the kernel does not read
 
 DANGEROUS = """
@@ -78,16 +79,16 @@ def interpret(program: bytes, arch: int, number: int, arguments: tuple[int, ...]
 
 
 class Judge:
-    """Answers of one compiled filter: "allow", "kill" or the name of the errno."""
+    """Answers of one compiled filter: "allow", "kill", "ask", "ignore" or the name of the errno."""
 
-    def __init__(self, machine: str, **can: bool) -> None:
+    def __init__(self, machine: str, **can: Any) -> None:
         self.program = compile_filter(machine, **can)
         self.arch, self.table = ARCHES[machine], TABLES[machine]
 
     def number(self, number: int, *arguments: int, arch: int | None = None) -> str:
         action = interpret(self.program, self.arch if arch is None else arch, number, arguments)
-        if action in (ALLOW, KILL):
-            return "allow" if action == ALLOW else "kill"
+        if action in (ALLOW, KILL, ASK, IGNORE):
+            return {ALLOW: "allow", KILL: "kill", ASK: "ask", IGNORE: "ignore"}[action]
         assert action & 0xFFFF0000 == 0x00050000
         return errno.errorcode[action & 0xFFFF]
 
@@ -280,6 +281,38 @@ def test_who_shares_the_hosts_user_id_watches_no_files(machine: str) -> None:
     for name in {"inotify_init", "inotify_init1"} & TABLES[machine].keys():
         assert Judge(machine)(name, 0) == "allow"
         assert Judge(machine, can_watch_files=False)(name, 0) == "EMFILE"
+
+
+@both_machines
+def test_of_sockets_whose_buffers_nobody_counts_the_supervisor_is_asked(machine: str) -> None:
+    calm, asking = (Judge(machine, can_open_network=True, asks=asks) for asks in ((), ("network", "unix")))
+    partly = Judge(machine, can_open_network=True, asks=("network",))
+    for family, kind in ((1, 1), (2, 1), (2, 2 | 0o4000), (10, 2), (16, 3)):
+        assert calm("socket", family, kind, 0) == "allow"
+        assert asking("socket", family, kind, 0) == "ask"
+        assert partly("socket", family, kind, 0) == ("allow" if family == 1 else "ask")
+    assert (calm("socketpair", 1, 1, 0), partly("socketpair", 1, 1, 0)) == ("allow", "allow")
+    assert asking("socketpair", 1, 1, 0) == "ask"
+    for family, kind, protocol in ((2, 3, 0), (16, 3, 4), (17, 3, 0), (2, 1, 132)):  # nobody is asked for leave
+        assert asking("socket", family, kind, protocol) == calm("socket", family, kind, protocol) != "allow"
+    for option in (7, 8):
+        assert (calm("setsockopt", 3, 1, option), partly("setsockopt", 3, 1, option)) == ("allow", "ignore")
+    assert partly("setsockopt", 3, 1, 26) == "EPERM"
+
+
+@both_machines
+def test_of_shared_memory_without_a_name_the_supervisor_is_asked_where_nobody_counts_it(machine: str) -> None:
+    shared, private, fixed, populate = 1, 2, 0x10, 0x8000
+    asking, calm = Judge(machine, asks=("shared_memory",)), Judge(machine)
+    for flags, said in (
+        (shared | 0x20, "ask"),
+        (shared | 0x20 | fixed | populate, "ask"),
+        (3 | 0x20, "ask"),
+        (shared, "allow"),
+        (private | 0x20, "allow"),
+    ):
+        assert asking("mmap", 0, 4096, 3, HIGH | flags) == said, hex(flags)
+        assert calm("mmap", 0, 4096, 3, flags) == "allow"
 
 
 def test_nobody_is_scheduled_but_oneself(judge: Judge) -> None:

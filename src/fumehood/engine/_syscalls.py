@@ -12,7 +12,7 @@ import struct
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 # PyDLL keeps the GIL: a raw clone must not run while another thread could take it.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -48,7 +48,11 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_GET_TID_ADDRESS = 40
 PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
-_SECCOMP_MODE_FILTER = 2
+_SECCOMP_MODE_FILTER, _SECCOMP_SET_MODE_FILTER = 2, 1
+_SECCOMP_NEW_LISTENER = 8
+_SECCOMP_RECEIVE, _SECCOMP_SEND = 0xC0502100, 0xC0182101
+_SECCOMP_QUESTION_BYTES = 80
+_SECCOMP_CONTINUE = 1
 _ZERO = ctypes.c_ulong(0)
 _CAPABILITIES = [ctypes.c_ulong(number) for number in range(64)]
 _SIOCSIFFLAGS = 0x8914
@@ -61,7 +65,10 @@ _SECUREBITS_LOCKED = (
 _NUMBERS = {
     "clone": (56, 220),
     "capset": (126, 91),
+    "mmap": (9, 222),
     "pivot_root": (155, 41),
+    "seccomp": (317, 277),
+    "signalfd4": (289, 74),
     "open_tree": (428, 428),
     "move_mount": (429, 429),
     "mount_setattr": (442, 442),
@@ -207,12 +214,44 @@ def loopback_up() -> None:
         os.close(sock)
 
 
-def install_seccomp(program: bytes) -> None:
-    """Needs no_new_privs. Last step: nothing after it may need what the filter refuses."""
+def install_seccomp(program: bytes, *, listens: bool = False) -> int:
+    """Needs no_new_privs. Last step: nothing after it may need what the filter refuses.
+
+    The descriptor by which questions of the filter are answered, if it `listens`; else -1.
+    """
     buffer = ctypes.create_string_buffer(program, len(program))
     fprog = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(fprog, len(fprog))
+    if listens:
+        return _syscall("seccomp", _SECCOMP_SET_MODE_FILTER, _SECCOMP_NEW_LISTENER, ctypes.addressof(holder))
     prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
+    return -1
+
+
+class Question:
+    """A call that waits for an answer."""
+
+    def __init__(self, data: bytes):
+        self.name, number, self.size = struct.unpack_from("=8s8xI20xQ", data)
+        self.is_mapping = number == _number("mmap")
+
+
+def receive_question(listener: int) -> Question:
+    question = ctypes.create_string_buffer(_SECCOMP_QUESTION_BYTES)
+    _check(_libc.ioctl(listener, ctypes.c_ulong(_SECCOMP_RECEIVE), question), "receive a question")
+    return Question(question.raw)
+
+
+def answer_question(listener: int, name: bytes, number: int) -> None:
+    """Let the call go on, or let it fail with that errno."""
+    answer = struct.pack("=8sqiI", name, 0, -number, 0 if number else _SECCOMP_CONTINUE)
+    _check(_libc.ioctl(listener, ctypes.c_ulong(_SECCOMP_SEND), answer), "answer a question")
+
+
+def signal_descriptor(signals: Iterable[int]) -> int:
+    """Readable while one of these waits to be taken."""
+    mask = ctypes.c_uint64(sum(1 << (number - 1) for number in signals))
+    return _syscall("signalfd4", -1, ctypes.byref(mask), 8, os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def landlock_abi() -> int:

@@ -164,6 +164,7 @@ class Group:
         _try_write(f"{path}/memory.memsw.limit_in_bytes", "-1")
         write(f"{path}/memory.limit_in_bytes", str(size))
         _try_write(f"{path}/memory.memsw.limit_in_bytes", str(size))
+        _try_write(f"{path}/memory.kmem.tcp.limit_in_bytes", str(size // 4))
 
     def _read_cpu_s(self) -> float:
         try:

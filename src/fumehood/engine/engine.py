@@ -30,7 +30,13 @@ _ATTEMPTS = 3
 _KEEPS_GOING = "the engine's zygote keeps going away; see `fumehood doctor`, and try again"
 _NOTHING = Command(("python", "main.py"), b"")
 _USUAL = Limits()
-_DISPENSABLE = {"proc": "proc", "root_proc": "proc", "bound_kernel_objects": "bounds", "become": "become"}
+_DISPENSABLE = {
+    "proc": "proc",
+    "root_proc": "proc",
+    "bound_kernel_objects": "bounds",
+    "become": "become",
+    "asking_seccomp": "asking",
+}
 
 
 class Engine:

@@ -12,7 +12,7 @@ import os
 
 from ..guest import rlimits
 from . import _syscalls as sys_calls
-from . import frames, landlock
+from . import frames, landlock, sockets
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Jail:
     def __init__(self) -> None:
         self._trees: list[tuple[int, str]] = []
         self.keeps_signals = False
+        self.listener = -1  # by which the supervisor is asked
 
     def apply(self, steps: Iterable[Step]) -> None:
         for name, *arguments in steps:
@@ -149,6 +150,7 @@ class Jail:
 
     def step_loopback(self) -> None:
         sys_calls.loopback_up()
+        sockets.bound_buffers()
 
     def step_hostname(self, name: str) -> None:
         socket.sethostname(name)
@@ -210,6 +212,9 @@ class Jail:
 
     def step_seccomp(self, program: bytes) -> None:
         sys_calls.install_seccomp(program)
+
+    def step_asking_seccomp(self, program: bytes) -> None:
+        self.listener = sys_calls.install_seccomp(program, listens=True)
 
 
 def program_may_be_seen() -> None:

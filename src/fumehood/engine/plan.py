@@ -36,6 +36,8 @@ _SKELETON_LINKS = (
     ("/dev/stderr", "/proc/self/fd/2"),
     ("/var/tmp", "../tmp"),
 )
+_MEMORY_PER_SOCKET, _LEAST_SOCKETS = 2 << 20, 64
+SOCKET_BYTES = 256 << 10  # that one may hold: see sockets
 _KERNEL_OBJECTS = (("user_namespaces", 0), ("inotify_instances", 16), ("inotify_watches", 4096))
 _ETC = (
     ("/etc/passwd", f"sandbox:x:{INSIDE_ID}:{INSIDE_ID}:sandbox:{HOME}:/bin/sh\n"),
@@ -70,6 +72,7 @@ class Without(NamedTuple):
     proc: bool = False  # masked: then there is no /proc, rather than the host's
     bounds: bool = False  # /proc/sys cannot be written: seccomp alone refuses namespaces
     become: bool = False
+    asking: bool = False  # another filter above ours asks already: then nobody counts a program's sockets
 
 
 class ZygotePlan(NamedTuple):
@@ -85,6 +88,11 @@ class CellPlan(NamedTuple):
     workspace: str
     program: str  # the directory of the program's own text
     disk: str | None
+
+
+def most_sockets(limits: Limits) -> int:
+    """That a program may have open before it is refused more; as many again may be accepted from these."""
+    return max(_LEAST_SOCKETS, limits.memory_bytes // _MEMORY_PER_SOCKET)
 
 
 def plan_zygote(
@@ -169,9 +177,11 @@ def plan_sealed_cell(
     *,
     network: bool,
     counted: bool,
+    asks: bool = False,
     in_volume: bool = False,
     shows: bool = False,
 ) -> CellPlan:
+    """`asks`: its filter does, see sockets."""
     outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.drops else (caller.uid, caller.gid)
     steps: list[Step] = [
         ("map_ids", INSIDE_ID, *outside),
@@ -190,7 +200,7 @@ def plan_sealed_cell(
         ("drop_capabilities",),
         ("no_new_privileges",),
         ("undumpable",),
-        ("seccomp", seccomp),
+        ("asking_seccomp" if asks else "seccomp", seccomp),
     ]
     flags = CELL_NAMESPACES if network else CELL_NAMESPACES | NEWNET
     return CellPlan(flags, tuple(steps), (), WORKSPACE, _PROGRAM, "/mnt")

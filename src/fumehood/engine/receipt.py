@@ -8,6 +8,7 @@ from ..types import AXES, Axis, Level, Limits, Receipt
 from .cgroup_home import Home, Unavailable
 from .diagnose import errno_name, fix_for
 from .frames import Failure
+from .plan import SOCKET_BYTES, most_sockets
 
 
 class Enforced(NamedTuple):
@@ -18,6 +19,7 @@ class Enforced(NamedTuple):
     seccomp: bool
     landlock: int  # ABI, 0 for none
     own_proc: bool
+    counts_sockets: bool
     became_unprivileged: bool
     is_root: bool
     groups: Home | Unavailable
@@ -86,16 +88,24 @@ def _memory(enforced: Enforced, limits: Limits) -> Axis:
     groups = enforced.groups
     strongest: Level = "sealed" if enforced.level == "sealed" else "confined"
     if isinstance(groups, Home) and "memory" in groups.directories:
-        return Axis(strongest, f"{groups.mechanism}, {mib} MiB for the whole tree")
+        return Axis(strongest, f"{groups.mechanism}, {mib} MiB for the whole tree{_buffers(enforced, limits)}")
     reason = groups.missing["memory"] if isinstance(groups, Home) else groups
     watched = enforced.own_proc or enforced.level != "sealed"
     return Axis(
         "process" if watched else "none",
-        f"watch over the tree every 20 ms, {mib} MiB" if watched else "no control group, and no /proc to watch it by",
+        f"watch over the tree every 20 ms, {mib} MiB{_buffers(enforced, limits)}"
+        if watched
+        else "no control group, and no /proc to watch it by",
         step=reason.step,
         errno=errno_name(reason.errno),
         fix=reason.fix if watched else fix_for("proc", reason.errno),
     )
+
+
+def _buffers(enforced: Enforced, limits: Limits) -> str:
+    if enforced.counts_sockets:
+        return f"; socket buffers beside, up to {2 * most_sockets(limits) * SOCKET_BYTES >> 20} MiB"
+    return "; socket buffers are not counted" if enforced.level == "sealed" else ""
 
 
 def _cpu(enforced: Enforced) -> Axis:

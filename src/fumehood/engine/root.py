@@ -74,7 +74,11 @@ class Root:
         )
         counted = self.zygote.groups.counts("memory")
         self._filter = _filter(  # while the root is built
-            level, network, counted=counted, can_watch_files=level == "sealed" and not self._without.bounds
+            level,
+            network,
+            counted=counted,
+            can_watch_files=level == "sealed" and not self._without.bounds,
+            asks=self._asks,
         )
         self.zygote.wait_up()
         self._landlock = self.zygote.landlock_abi if level == "confined" else 0
@@ -210,6 +214,7 @@ class Root:
             self._without,
             network=self._network,
             counted=self.zygote.groups.counts("pids"),
+            asks=bool(self._asks),
             in_volume=in_volume,
             shows=shows,
         )
@@ -228,6 +233,7 @@ class Root:
                 seccomp=self.level != "process",
                 landlock=self._landlock,
                 own_proc=not self._without.proc,
+                counts_sockets=bool(self._asks),
                 became_unprivileged=self.caller.drops and (self.level == "sealed" or self.owner is not None),
                 is_root=self.caller.is_root,
                 groups=self.zygote.groups.home,
@@ -275,6 +281,7 @@ class Root:
                 "disk": cell.disk,
                 "watch_memory": limits.memory_bytes if self._watches() else None,
                 "processes": None if self.zygote.groups.counts("pids") else limits.processes,
+                "sockets": plan.most_sockets(limits),
             }
         )
 
@@ -283,12 +290,21 @@ class Root:
         """Whether a supervisor can reach its own processes and nobody else: the kernel then kills them all at once."""
         return self.level != "sealed" and self.zygote.landlock_abi >= _SCOPES_SIGNALS
 
+    @property
+    def _asks(self) -> tuple[str, ...]:
+        """Which sockets a program's filter asks about: of its own network, and all whose buffers nobody counts."""
+        if self.level != "sealed" or self._network or self._without.proc or self._without.asking:
+            return ()
+        return ("network",) if self.zygote.groups.counts("memory") else ("network", "unix", "shared_memory")
+
     def _watches(self) -> bool:
         """Whether the supervisor must add up the tree's memory, and can."""
         return not self.zygote.groups.counts("memory") and not self._without.proc
 
 
-def _filter(level: Level, network: bool, *, counted: bool, can_watch_files: bool) -> bytes | None:
+def _filter(
+    level: Level, network: bool, *, counted: bool, can_watch_files: bool, asks: tuple[str, ...]
+) -> bytes | None:
     if level == "process":
         return None
     from . import seccomp  # its tables load while the interpreter starts
@@ -302,6 +318,7 @@ def _filter(level: Level, network: bool, *, counted: bool, can_watch_files: bool
         can_open_network=network or level == "sealed",
         can_hold_unmapped_memory=counted,
         can_watch_files=can_watch_files,
+        asks=asks,
     )
 
 

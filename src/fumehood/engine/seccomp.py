@@ -73,8 +73,10 @@ _IOCTLS_REFUSED = (
     *(0x8940, 0x8941, 0x89A0, 0x89A1),  # SIOC[GS]IFBR, SIOCBR{ADD,DEL}BR: load the bridge module, whoever asks
     *(0x8982, 0x8983),  # SIOC[GS]IFVLAN: load the VLAN module
 )
+_SOL_SOCKET = 1
+_BUFFER_SIZES = (7, 8)  # SO_SNDBUF, SO_RCVBUF
 _SOCKET_OPTIONS_REFUSED = {
-    1: (26, 50, 51, 52),  # SOL_SOCKET, SO_ATTACH_*: BPF programs; a flood of them exhausts the kernel's JIT memory
+    _SOL_SOCKET: (26, 50, 51, 52),  # SO_ATTACH_*: BPF programs; a flood of them exhausts the kernel's JIT memory
     6: (31,),  # IPPROTO_TCP, TCP_ULP: kernel TLS
     17: (100,),  # IPPROTO_UDP, UDP_ENCAP: IPsec
 }
@@ -108,6 +110,7 @@ def _errno(number: int) -> _Code:
 
 
 _ALLOW: _Code = ((_RET, 0, 0, 0x7FFF0000),)
+_ASK: _Code = ((_RET, 0, 0, 0x7FC00000),)  # the supervisor, see sockets
 _KILL: _Code = ((_RET, 0, 0, 0x80000000),)
 _EPERM = _errno(errno.EPERM)
 _ENOSYS = _errno(errno.ENOSYS)
@@ -165,32 +168,38 @@ def _one_of(values: Iterable[int], yes: _Code, no: _Code) -> _Code:
     return _choose(dict.fromkeys(values, yes), no)
 
 
-def _only(argument: _Code, values: Collection[int]) -> _Code:
-    return argument + _one_of(values, _ALLOW, _EPERM)
+def _only(argument: _Code, values: Collection[int], yes: _Code = _ALLOW) -> _Code:
+    return argument + _one_of(values, yes, _EPERM)
 
 
-def _socket(can_open_network: bool) -> _Code:
+def _socket(can_open_network: bool, asks: Collection[str]) -> _Code:
     kind = _arg(1, mask=0xF)
-    families = {_AF_UNIX: _only(kind, (_STREAM, _DGRAM, _SEQPACKET))}
+    families = {_AF_UNIX: _only(kind, (_STREAM, _DGRAM, _SEQPACKET), _ASK if "unix" in asks else _ALLOW)}
     if can_open_network:
+        answer = _ASK if "network" in asks else _ALLOW
         # TCP and UDP only: another protocol number makes the kernel load the module for it.
-        protocol = _arg(2) + _one_of((0, 6, 17), _ALLOW, _errno(errno.EPROTONOSUPPORT))
+        protocol = _arg(2) + _one_of((0, 6, 17), answer, _errno(errno.EPROTONOSUPPORT))
         families[_AF_INET] = families[_AF_INET6] = kind + _one_of((_STREAM, _DGRAM), protocol, _EPERM)
         # NETLINK_ROUTE: libc lists interfaces with it, through SOCK_RAW, which means nothing special there.
-        route = _only(kind, (_DGRAM, _RAW))
+        route = _only(kind, (_DGRAM, _RAW), answer)
         families[_AF_NETLINK] = _arg(2) + _branch(_JEQ, 0, route, _errno(errno.EAFNOSUPPORT))
     return _arg(0) + _choose(families, _errno(errno.EAFNOSUPPORT))
 
 
-def _checked(can_open_network: bool) -> dict[str, _Code]:
-    options = {level: _arg(2) + _one_of(names, _EPERM, _ALLOW) for level, names in _SOCKET_OPTIONS_REFUSED.items()}
+def _checked(can_open_network: bool, asks: Collection[str] = ()) -> dict[str, _Code]:
+    refused = {level: dict.fromkeys(names, _EPERM) for level, names in _SOCKET_OPTIONS_REFUSED.items()}
+    if asks:
+        refused[_SOL_SOCKET] |= dict.fromkeys(
+            _BUFFER_SIZES, _errno(0)
+        )  # taken and not heeded: the kernel may do so too
+    options = {level: _arg(2) + _choose(cases, _ALLOW) for level, cases in refused.items()}
     reads_limits = _arg(2) + _branch(_JEQ, 0, _load(16 + 8 * 2 + 4) + _branch(_JEQ, 0, _ALLOW, _EPERM), _EPERM)
     policy = _only(_arg(1, mask=0xFFFFFFFF ^ _RESET_ON_FORK), _SCHEDULERS)
     return {
         "clone": _arg(0) + _branch(_JSET, _NAMESPACES, _EPERM, _ALLOW),
         "clone3": _ENOSYS,  # its flags are behind a pointer; libc falls back to clone
-        "socket": _socket(can_open_network),
-        "socketpair": _socket(can_open_network=False),  # UNIX is the one family that has pairs
+        "socket": _socket(can_open_network, asks),
+        "socketpair": _socket(can_open_network=False, asks=asks),  # UNIX is the one family that has pairs
         "setsockopt": _arg(1) + _choose(options, _ALLOW),
         "ioctl": _arg(1) + _one_of(_IOCTLS_REFUSED, _EPERM, _ALLOW),
         "personality": _only(_arg(0), (0, 0xFFFFFFFF)),
@@ -211,7 +220,9 @@ CHECKED = frozenset(_checked(can_open_network=False))
 """Calls that are decided by their arguments."""
 
 
-_UNMAPPED_MEMORY = frozenset({"memfd_create", "shmget"})
+_UNMAPPED_MEMORY = frozenset({"memfd_create", "shmget", "msgget", "semget"})
+_MAP_ANONYMOUS, _MAP_TYPE = 0x20, 0xF
+_NAMELESS_SHARED = (_MAP_ANONYMOUS | 1, _MAP_ANONYMOUS | 3)  # MAP_SHARED, MAP_SHARED_VALIDATE
 _WATCHES = frozenset({"inotify_init", "inotify_init1"})
 
 
@@ -226,17 +237,22 @@ def compile_filter(
     can_open_network: bool = False,
     can_hold_unmapped_memory: bool = True,
     can_watch_files: bool = True,
+    asks: Collection[str] = (),
 ) -> bytes:
     """The `sock_filter` array for a machine; without `can_open_network` the only sockets are UNIX ones.
 
     Without `can_hold_unmapped_memory` there is none that belongs to no process: where no control group counts the
     memory of a tree, whoever adds up its processes would miss it. Without `can_watch_files` it is as if there were too
-    many watches: where the host's user has the same id, they would be taken from it.
+    many watches: where the host's user has the same id, they would be taken from it. `asks`: what the
+    supervisor is asked about, "network" and "unix" sockets, whose buffers stay as the kernel makes them, or
+    "shared_memory" without a name.
     """
     if not supported(machine):
         raise ValueError(f"no seccomp filter for {machine!r}: only for {', '.join(_MACHINES)}")
     audit_arch, table = _MACHINES[machine]
-    checked = _checked(can_open_network)
+    checked = _checked(can_open_network, asks)
+    if "shared_memory" in asks:
+        checked["mmap"] = _arg(3, mask=_MAP_ANONYMOUS | _MAP_TYPE) + _one_of(_NAMELESS_SHARED, _ASK, _ALLOW)
     if not can_hold_unmapped_memory:
         checked |= dict.fromkeys(_UNMAPPED_MEMORY, _EPERM)
     if not can_watch_files:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found] # see zygote
 import os
 import resource
+import select
 import time
 
 from ..guest.procfs import (
@@ -22,11 +23,15 @@ from ..guest.procfs import (
     stat,
 )
 from ..guest.wire import DONE
+from . import _syscalls as sys_calls
 from . import frames, tree
 from .flags import KILL_TREE, WAKE
+from .memory import Memory, nameless
+from .sockets import Doorkeeper
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _EXIT_CODES = {number: code for code, number in DONE.items()}
@@ -45,17 +50,22 @@ _REAPED_AT_ONCE = 256  # then the host is heard, however fast a program's proces
 
 
 class Supervisor:
-    def __init__(self, control: int, child: int, order: dict[str, Any], *, keeps_signals: bool):
-        """`keeps_signals`: it was seen that ours reach our descendants alone."""
+    def __init__(self, control: int, child: int, order: dict[str, Any], *, keeps_signals: bool, listener: int = -1):
+        """`keeps_signals`: it was seen that ours reach our descendants alone. `listener`: what its filter asks by."""
         self._control = control
         self._child = child
         self._sealed: bool = order["sealed"]
         self._disk: str | None = order["disk"]  # the file system whose filling up is the program's disk limit
-        self._memory: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
+        self._memory_limit: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
+        self._memory = Memory(self._disk)
         self._processes: int | None = order["processes"]  # where no cgroup counts them
         self._directory: str | None = order["directory"]
         self._waits: bool = order["waits"]
         self._reaches_its_own_alone = keeps_signals or os.getpid() == 1  # by `kill(-1)`, which is one step for all
+        self._listener = listener
+        self._doorkeeper = Doorkeeper(
+            listener, order["sockets"], self._memory_limit or 0, lambda: nameless(self._tree()) == {}
+        )
         self._flags = 0
         self._are_more_dead = False
         self._ticks = 0  # of CPU time that the tree shows
@@ -72,16 +82,14 @@ class Supervisor:
         A signal only wakes it up, for anybody in the sandbox can send one: what the host wants is said over `control`.
         """
         os.set_blocking(self._control, False)
+        wait = _wait if self._listener < 0 else self._waiting_for_questions()
         begun = not self._waits  # a cell that waits for its program is not worth many looks
         idle_s: float | None = None
         while True:
-            if self._are_more_dead:
-                info = signal.sigtimedwait(WATCHED, 0)
-            elif self._memory is None:
-                info = signal.sigwaitinfo(WATCHED)
-            else:
-                info = signal.sigtimedwait(WATCHED, _TICK_S if begun else _IDLE_TICK_S)
-            if self._memory is not None:
+            info = wait(
+                0 if self._are_more_dead else None if self._memory_limit is None else _TICK_S if begun else _IDLE_TICK_S
+            )
+            if self._memory_limit is not None:
                 if not begun:  # it may have come, forked and gone quiet before the first of these looks
                     used_s = _cpu_s(self._child)
                     begun = self._has_others() or (idle_s is not None and used_s > idle_s + _NO_PROGRAM_S)
@@ -100,6 +108,25 @@ class Supervisor:
                 return self._report(_EXIT_CODES[signo] << 8, None)
             if signo:
                 self._obey()
+
+    def _waiting_for_questions(self) -> Callable[[float | None], Any]:
+        """Like `_wait`, and answers meanwhile what the program's filter asks."""
+        signals = sys_calls.signal_descriptor(WATCHED)
+        poll = select.poll()
+        poll.register(signals, select.POLLIN)
+        poll.register(self._listener, select.POLLIN)
+
+        def wait(within_s: float | None) -> Any:
+            until = None if within_s is None else time.monotonic() + within_s
+            while True:
+                left_ms = None if until is None else max(0.0, until - time.monotonic()) * 1000
+                ready = [fd for fd, _ in poll.poll(left_ms)]
+                if self._listener in ready:
+                    self._doorkeeper.answer()
+                if signals in ready or not ready or within_s == 0:
+                    return signal.sigtimedwait(WATCHED, 0)
+
+        return wait
 
     def _obey(self) -> None:
         """What the host has asked for. It takes each answer before it asks again, so there is room for one."""
@@ -219,13 +246,7 @@ class Supervisor:
         if self._processes and self._count_tasks(pids) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
         self._notice((_usage(self._child, None)[0] + self._cpu_ns_of_others(pids)) * _TICKS // 1_000_000_000)
-        files = 0
-        if self._disk:
-            space = os.statvfs(self._disk)
-            files = (space.f_blocks - space.f_bfree) * space.f_frsize
-        if not self._memory or files + sum(map(_resident_bytes, pids)) <= self._memory:
-            return
-        if files + sum(map(_proportional_bytes, pids)) > self._memory:  # shared pages counted once
+        if self._memory_limit and self._memory.exceeds(pids, self._memory_limit):
             self._flags |= frames.MEMORY_KILL
             tree.send(self._child, signal.SIGKILL)
 
@@ -262,6 +283,10 @@ class Supervisor:
             return True
 
 
+def _wait(within_s: float | None) -> Any:
+    return signal.sigwaitinfo(WATCHED) if within_s is None else signal.sigtimedwait(WATCHED, within_s)
+
+
 def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
     rest = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = rest.ru_utime + rest.ru_stime
@@ -278,16 +303,6 @@ def _cpu_s(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
-
-
-def _resident_bytes(pid: int) -> int:
-    fields = read(f"/proc/{pid}/statm").split()
-    return int(fields[1]) * _PAGE if len(fields) > 1 else 0
-
-
-def _proportional_bytes(pid: int) -> int:
-    """A process that hides its maps pays in full for what it shares."""
-    return number(read(f"/proc/{pid}/smaps_rollup"), b"Pss:") * 1024 or _resident_bytes(pid)
 
 
 def _is_full(path: str) -> bool:

@@ -23,7 +23,7 @@ import time
 from ..guest import rlimits, runner, worker
 from ..guest.procfs import STARTED, stat
 from . import _syscalls as sys_calls
-from . import frames, tree
+from . import frames, sockets, tree
 from .flags import CONTROL, FS, NEWNET, NEWNS
 from .jail import Jail, StepFailed, program_may_be_seen, send_with
 from .supervisor import WATCHED, Supervisor
@@ -233,6 +233,7 @@ class _Network:
         try:
             sys_calls.unshare(NEWNET)
             sys_calls.loopback_up()
+            sockets.bound_buffers()
             self._is_fresh = True
         except OSError:
             self._wanted = False
@@ -406,12 +407,14 @@ def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
         return 1
     child = os.fork()
     if child == 0:
+        if jail.listener >= 0:
+            os.close(jail.listener)  # or it would answer itself
         _be_program(order)
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
-    supervisor = Supervisor(_CONTROL, child, order, keeps_signals=jail.keeps_signals)
+    supervisor = Supervisor(_CONTROL, child, order, keeps_signals=jail.keeps_signals, listener=jail.listener)
     if order["waits"]:
         supervisor.rehearse()
     try:

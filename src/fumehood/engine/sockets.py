@@ -1,0 +1,59 @@
+"""Bounds the sockets of a cell: their buffers are memory of no process, and the kernel charges much of it to nobody.
+
+Only a filter sees each socket before it is there. It asks the first process of the cell, which counts them. The same
+goes for shared memory without a name, where no control group counts it.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from ..guest.procfs import number, read
+from . import _syscalls as sys_calls
+
+TYPE_CHECKING = False  # importing typing would double the start of a zygote
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BUFFERS = (("tcp_rmem", "4096 65536 131072"), ("tcp_wmem", "4096 16384 65536"))  # least, usual, most of one socket
+
+
+def bound_buffers() -> None:
+    """Of the network namespace that we are in, where TCP would grow them to megabytes."""
+    for name, sizes in _BUFFERS:
+        try:
+            with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
+                file.write(sizes)
+        except OSError:
+            return  # no /proc, or one that cannot be written: then there is nobody to count them either
+
+
+class Doorkeeper:
+    def __init__(self, listener: int, most_sockets: int, most_shared: int, is_shared_gone: Callable[[], bool]):
+        """`most_shared`: bytes of memory without a name, all that was ever asked for until `is_shared_gone`."""
+        self._listener = listener
+        self._most_sockets = most_sockets
+        self._most_shared = most_shared
+        self._is_shared_gone = is_shared_gone
+        self._shared = 0
+
+    def answer(self) -> None:
+        """One question. Whoever asked may be gone."""
+        try:
+            question = sys_calls.receive_question(self._listener)
+            refusal = self._share(question.size) if question.is_mapping else self._open()
+            sys_calls.answer_question(self._listener, question.name, refusal)
+        except OSError:
+            pass
+
+    def _open(self) -> int:
+        used = number(read("/proc/net/sockstat"), b"sockets: used ")
+        return errno.ENOBUFS if used >= self._most_sockets else 0
+
+    def _share(self, size: int) -> int:
+        if self._shared + size > self._most_shared and self._is_shared_gone():
+            self._shared = 0
+        if self._shared + size > self._most_shared:
+            return errno.ENOMEM
+        self._shared += size
+        return 0

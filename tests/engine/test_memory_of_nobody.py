@@ -1,0 +1,211 @@
+"""Memory that belongs to no process is bounded too: buffers of sockets, shared memory that nobody maps, page tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fumehood.engine import cgroups
+from fumehood.engine.cgroup_home import Home, Unavailable
+from fumehood.engine.engine import Engine
+from fumehood.errors import IsolationUnavailable
+from fumehood.types import Command, Exited, Limits
+from support import HANG_S
+
+LIMITS = Limits(memory_bytes=128 << 20)
+MANY = 300  # sockets: more than any of these programs may have
+
+FILLS = {
+    "tcp": """
+listening = socket.socket()
+listening.bind(('127.0.0.1', 0))
+listening.listen(1000)
+def fill():
+    ours = socket.create_connection(listening.getsockname())
+    for end in (ours, listening.accept()[0]):
+        held.append(end)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+        end.setblocking(False)
+        try:
+            while True: end.send(bytes(1 << 16))
+        except BlockingIOError: pass
+""",
+    "udp": """
+def fill():
+    held.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
+    held[-1].bind(('127.0.0.1', 0))
+    for _ in range(20): sender.sendto(bytes(60_000), held[-1].getsockname())
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+""",
+    "netlink": """
+def fill():
+    held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+    held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
+    held[-1].setblocking(False)
+    try:
+        for _ in range(3000): held[-1].send(struct.pack('=IHHII4x', 20, 18, 0x301, 1, 0))  # for all interfaces
+    except BlockingIOError: pass
+""",
+}
+HOLDS = """
+import json, socket, struct
+held, refused = [], None
+%s
+try:
+    while len(held) < %d: fill()
+except OSError as error: refused = error.errno
+def queues(name, column):
+    for line in open(f'/proc/net/{name}').readlines()[1:]:
+        yield from (int(number, 16) for number in line.split()[column].split(':'))
+buffers = sum(queues('tcp', 4)) + sum(queues('udp', 4))
+buffers += sum(int(line.split()[4]) for line in open('/proc/net/netlink').readlines()[1:])
+print(json.dumps([len(held), refused, buffers]))
+"""
+
+
+def holds(kind: str) -> str:
+    return HOLDS % (FILLS[kind], MANY)
+
+
+def without_groups() -> Unavailable:
+    return Unavailable("find cgroup", 2, "as if there were none")
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+
+    def make(groups: str) -> Engine:
+        if groups == "without groups":
+            monkeypatch.setattr(cgroups, "find_home", without_groups)
+        made.append(Engine("sealed", None))
+        try:
+            made[-1].check(LIMITS, network=False)
+        except IsolationUnavailable as missing:
+            pytest.skip(str(missing))
+        (root,) = made[-1]._roots.values()
+        if groups == "with groups" and not isinstance(root.zygote.groups.home, Home):
+            pytest.skip("no control groups of our own")
+        return made[-1]
+
+    yield make
+    for engine in made:
+        for root in engine._roots.values():
+            root.close()
+
+
+def outcome(engine: Engine, code: str) -> tuple[str, str, str]:
+    """What it printed, why it ended, and what the receipt says of memory."""
+    cell = engine.start(Command(("python", "main.py"), code.encode()), LIMITS, network=False)
+    try:
+        said = b""
+        while not isinstance(event := cell.read(HANG_S), Exited):
+            assert event is not None
+            said += event.data
+        return said.decode(), event.reason, cell.receipt.axes["memory"].mechanism
+    finally:
+        cell.close()
+
+
+GROUPS = pytest.mark.parametrize("groups", ["with groups", "without groups"])
+
+
+@pytest.mark.parametrize("kind", list(FILLS))
+def test_sockets_and_their_buffers_have_no_bound_of_the_kernel_s_own(kind: str) -> None:
+    """The control arm: in a network namespace, and nothing else."""
+    namespaces = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
+    up = "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh14x', b'lo', 1))\n"
+    done = subprocess.run([*namespaces, sys.executable, "-c", up + holds(kind)], capture_output=True, timeout=HANG_S)
+    if done.returncode and b"unshare failed" in done.stderr:
+        pytest.skip(f"no network namespace of its own: {done.stderr.decode()}")
+    assert json.loads(done.stdout)[:2] == [MANY, None], done.stderr
+
+
+@GROUPS
+@pytest.mark.parametrize("kind", list(FILLS))
+def test_sockets_and_their_buffers_are_bounded(start: Callable[..., Engine], kind: str, groups: str) -> None:
+    said, reason, receipt = outcome(start(groups), holds(kind))
+    count, refused, buffers = json.loads(said)
+    assert (reason, refused) == ("ok", 105), "ENOBUFS"
+    assert 32 <= count < MANY
+    stated = re.search(r"socket buffers beside, up to (\d+) MiB", receipt)
+    assert stated is not None, receipt
+    assert 0 < buffers <= int(stated[1]) << 20
+
+
+PAIRS = """
+import socket
+held = []
+try:
+    while len(held) < 1000: held += socket.socketpair()
+except OSError as error: print(error.errno)
+"""
+
+
+@pytest.mark.parametrize(("groups", "said"), [("with groups", "24\n"), ("without groups", "105\n")])
+def test_pairs_of_sockets_are_bounded_where_nobody_counts_them(
+    start: Callable[..., Engine], groups: str, said: str
+) -> None:
+    """EMFILE: those are charged to the program's group. ENOBUFS."""
+    assert outcome(start(groups), PAIRS.replace("1000", "2000"))[0] == said
+
+
+LETS_GO = """
+import ctypes, mmap, os
+def unmap(memory):  # all but its first page
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).munmap(ctypes.c_void_p(start + 4096), ctypes.c_size_t(len(memory) - 4096)) == 0
+def drop(memory):
+    memory.madvise(mmap.MADV_DONTNEED)
+held, refused = [], ''
+try:
+    for _ in range(64):
+        held.append(mmap.mmap(-1, 16 << 20))
+        for at in range(0, 16 << 20, 4096): held[-1][at] = 1
+        %s(held[-1])
+except OSError as error: refused = f'refused: {error.errno}'
+print(len(held), refused or sum(memory[0] for memory in held), flush=True)
+os._exit(0)  # nothing is there for mmap to unmap
+"""
+
+
+def test_shared_memory_outlives_that_it_is_mapped() -> None:
+    """The control arm: what was let go of is still there."""
+    code = (LETS_GO % "drop").replace("range(64)", "range(4)").replace("memory[0]", "memory[4096]")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"4 4\n"
+
+
+@GROUPS
+@pytest.mark.parametrize("lets_go", ["drop", "unmap"])
+def test_shared_memory_that_nobody_maps_is_counted(start: Callable[..., Engine], groups: str, lets_go: str) -> None:
+    said, reason, _ = outcome(start(groups), LETS_GO % lets_go)
+    assert reason == "memory" or said == "8 refused: 12\n", "ENOMEM, where it comes before the watch"
+
+
+def test_shared_memory_that_is_gone_is_forgotten(start: Callable[..., Engine]) -> None:
+    code = "import mmap\nfor _ in range(32): mmap.mmap(-1, 16 << 20).close()\nprint('ran')"
+    assert outcome(start("without groups"), code)[:2] == ("ran\n", "ok")
+
+
+TABLES = """
+import ctypes, mmap
+print('ran', flush=True)
+size = 128 << 30
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | 0x4000 | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+memory.madvise(14)  # MADV_NOHUGEPAGE
+for at in range(0, size, 2 << 20): memory[at]
+print('all of it')
+"""
+
+
+@GROUPS
+def test_page_tables_are_counted(start: Callable[..., Engine], groups: str) -> None:
+    """256 MiB of them, for pages that are all the same one."""
+    assert outcome(start(groups), TABLES)[:2] == ("ran\n", "memory")
