@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_view import open_descriptors, opened_since
+from process_view import children, open_descriptors, opened_since
 
 import fumehood
 from fumehood.engine import engine, launch, plan, zygotes
@@ -896,3 +896,32 @@ def test_a_zygote_holds_no_descriptor_of_the_host_but_its_own(own_engine: Own, t
         assert not [path for path in held if "canary" in path]
     finally:
         os.close(canary)
+
+
+# ---- others with the user id that root's programs have
+
+WRITES = "import os, sys; os.close(os.open(f'/proc/{sys.argv[1]}/mem', os.O_RDWR)); print('could write')"
+WAITS = "print('ready', flush=True); input()"
+AS_NOBODY: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "stdin": -1, "stdout": -1, "stderr": -1}
+
+
+@pytest.mark.skipif(not is_root, reason="only root's programs have another user's id")
+def test_who_has_the_id_of_roots_programs_cannot_write_what_they_are_forked_from() -> None:
+    def attack(pid: int) -> str:
+        with subprocess.Popen([SYSTEM_PYTHON, "-c", WRITES, str(pid)], **AS_NOBODY) as attacker:
+            said, error = attacker.communicate(timeout=HANG_S)
+        return (said or error.splitlines()[-1]).decode()
+
+    with subprocess.Popen([SYSTEM_PYTHON, "-c", WAITS], **AS_NOBODY) as control:
+        assert control.stdout is not None
+        assert control.stdout.readline() == b"ready\n"
+        won = attack(control.pid)
+        control.kill()
+    if not won.startswith("could"):
+        pytest.skip(f"not even one's own can be written here: {won}")
+    with Own("sealed") as made:
+        cell = start(made, "import time; print(1, flush=True); time.sleep(3600)")
+        assert cell.read(HANG_S) == Output("stdout", b"1\n")
+        for pid in (made.zygote_pid, *children(made.zygote_pid)):
+            assert "Permission" in attack(pid), pid
+        cell.close()

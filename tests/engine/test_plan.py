@@ -143,10 +143,11 @@ def test_roots_zygote_builds_as_root_and_is_never_root_again() -> None:
     made = zygote(ROOT)
     assert made.flags == NEWNS | NEWPID | NEWUTS
     nobody = plan.UNPRIVILEGED_ID
-    assert made.steps[-3:] == (
+    assert made.steps[-4:] == (
         ("become", nobody, nobody),
         ("unshare", NEWUSER | NEWNS),
         ("map_ids", nobody, nobody, nobody),
+        ("undumpable",),
     )
     assert nobody == 65534
 
@@ -295,7 +296,8 @@ SEALED = [
 @pytest.mark.parametrize("cell", SEALED)
 def test_ids_come_first_and_the_filter_last(cell: CellPlan) -> None:
     order = names(cell.cell_steps)
-    assert order[0] == "map_ids"
+    assert order[:3] == ["dumpable", "map_ids", "undumpable"]
+    assert order.count("dumpable") == 1
     assert order[-1] == "seccomp"
     assert cell.program_steps == (), "nothing is left for the program's own process to lock"
 
@@ -306,14 +308,13 @@ def test_nothing_that_needs_a_capability_follows_their_loss(cell: CellPlan) -> N
     assert order[order.index("drop_capabilities") :] == [
         "drop_capabilities",
         "no_new_privileges",
-        "undumpable",
         "seccomp",
     ]
 
 
 def test_inside_it_is_always_the_same_user() -> None:
-    assert sealed(ROOT).cell_steps[0] == ("map_ids", 1000, 65534, 65534)
-    assert sealed(USER).cell_steps[0] == ("map_ids", 1000, 1234, 5678)
+    assert sealed(ROOT).cell_steps[1] == ("map_ids", 1000, 65534, 65534)
+    assert sealed(USER).cell_steps[1] == ("map_ids", 1000, 1234, 5678)
 
 
 def test_the_door_to_more_namespaces_is_shut_while_the_hosts_proc_is_still_there() -> None:

@@ -266,6 +266,20 @@ def test_a_module_that_breaks_forked_sandboxes_is_named_and_left_out(
         check_left_out(caplog, sandbox, name, "a sandbox forked from it fails or hangs")
 
 
+def test_a_module_whose_memory_programs_would_share_is_named_and_left_out(
+    module: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two sealed programs could talk by it, or one change what the other computes."""
+    shares = module("import mmap\nshared = mmap.mmap(-1, 4096)\n")
+    private = module("import mmap\nown = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n")
+    with preloaded(shares, private) as sandbox:
+        code = f"import sys, {shares}\nprint({shares}.shared[0], '{private}' in sys.modules)\n{shares}.shared[0] = 7"
+        assert [sandbox.execute(code).stdout for _ in range(2)] == ["0 True\n"] * 2
+    assert f"{shares} cannot be preloaded" in caplog.text
+    assert "all programs would share" in caplog.text
+    assert private not in caplog.text
+
+
 def test_several_bad_modules_are_each_named(module: Callable[[str], str], caplog: pytest.LogCaptureFixture) -> None:
     names = [module("raise ValueError"), module("import os; os._exit(1)"), module(BAD_FORKS["ends the program"])]
     with preloaded(names[0], "decimal", names[1], names[2]) as sandbox:

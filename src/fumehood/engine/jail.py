@@ -186,6 +186,9 @@ class Jail:
         except PermissionError:
             sys_calls.clear_capabilities()
 
+    def step_dumpable(self) -> None:
+        sys_calls.prctl(sys_calls.PR_SET_DUMPABLE, 1)
+
     def step_undumpable(self) -> None:
         sys_calls.prctl(sys_calls.PR_SET_DUMPABLE, 0)
 

@@ -39,6 +39,7 @@ _SKELETON_LINKS = (
 _MEMORY_PER_SOCKET, _LEAST_SOCKETS = 2 << 20, 64
 SOCKET_BYTES = 256 << 10  # that one may hold: see sockets
 _KERNEL_OBJECTS = (("user_namespaces", 0), ("inotify_instances", 16), ("inotify_watches", 4096))
+_OUT_OF_REACH: tuple[Step, ...] = (("undumpable",),)  # of others with the same user id, as which cells are born
 _ETC = (
     ("/etc/passwd", f"sandbox:x:{INSIDE_ID}:{INSIDE_ID}:sandbox:{HOME}:/bin/sh\n"),
     ("/etc/group", f"sandbox:x:{INSIDE_ID}:\n"),
@@ -158,9 +159,9 @@ def plan_zygote(
             ("unshare", NEWUSER | NEWNS),
             ("map_ids", UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID),
         )
-        return ZygotePlan(NEWNS | NEWPID | NEWUTS, build + drop + own_places, uncovered)
+        return ZygotePlan(NEWNS | NEWPID | NEWUTS, build + drop + own_places + _OUT_OF_REACH, uncovered)
     own: tuple[Step, ...] = (("map_ids", caller.uid, caller.uid, caller.gid),)
-    return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, own + build + own_places, uncovered)
+    return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, own + build + own_places + _OUT_OF_REACH, uncovered)
 
 
 def plan_volume(zygote: ZygotePlan, limits: Limits) -> tuple[Step, ...]:
@@ -184,7 +185,9 @@ def plan_sealed_cell(
     """`asks`: its filter does, see sockets."""
     outside = (UNPRIVILEGED_ID, UNPRIVILEGED_ID) if caller.drops else (caller.uid, caller.gid)
     steps: list[Step] = [
+        ("dumpable",),  # or it could not write its own maps
         ("map_ids", INSIDE_ID, *outside),
+        *_OUT_OF_REACH,
         ("unshare", NEWCGROUP),  # now that it is in its group: what lies above that stays unseen
         *(() if without.bounds else (("bound_kernel_objects", _KERNEL_OBJECTS),)),
         *(() if in_volume else _private_parts(zygote, limits)),
@@ -199,7 +202,6 @@ def plan_sealed_cell(
         ("limits", _rlimits(limits, caller, others=None if counted else 0)),
         ("drop_capabilities",),
         ("no_new_privileges",),
-        ("undumpable",),
         ("asking_seccomp" if asks else "seccomp", seccomp),
     ]
     flags = CELL_NAMESPACES if network else CELL_NAMESPACES | NEWNET

@@ -51,7 +51,9 @@ def main() -> NoReturn:
         os.dup2(os.pidfd_open(os.getppid()), _HOST)
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _CONTROL)
     blueprint: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER, socket.MSG_PEEK))
-    if not inside:
+    if inside:
+        Jail().apply((("undumpable",),))  # an exec undoes it
+    else:
         _build_root(control, blueprint)
     control.recv(_MAX_ORDER)
     for fd in (_CONTROL, _HOST):
@@ -115,17 +117,35 @@ def _preload(control: socket.socket, names: list[str]) -> None:
     changed = {"OPENBLAS_NUM_THREADS": "1", "_RJEM_MALLOC_CONF": "background_thread:false"}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
+    before_all = _shared_memory()
     for name in names:
         control.send(frames.importing(name))
         try:
             __import__(name)
         except BaseException as error:
             control.send(frames.not_imported(name, f"{type(error).__name__}: {error}"))
+        if fresh := _shared_memory() - before_all:
+            what = ", ".join(sorted(fresh))
+            control.send(frames.not_imported(name, f"it maps memory that all programs would share and write: {what}"))
+            os._exit(1)
     for name, value in before.items():
         if value is None:
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+def _shared_memory() -> set[str]:
+    """What is mapped here that a write of one fork changes for all others."""
+    found, name = set(), ""
+    with open("/proc/self/smaps", errors="replace") as file:
+        for line in file:
+            if line.startswith("VmFlags:"):
+                if "sh" in line.split():
+                    found.add(name)
+            elif not line.partition(":")[0].isidentifier():
+                name = line.split(None, 5)[-1].strip()
+    return found
 
 
 def _landlock_abi() -> int:

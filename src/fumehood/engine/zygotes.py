@@ -113,7 +113,7 @@ class Zygote:
             elif kind == frames.FAILED:
                 raise SetupFailed(frames.parse_failure(frame))
             elif not kind and importing is not None:
-                raise PreloadFailed(importing, "its import ended the interpreter")
+                raise PreloadFailed(importing, self.not_imported.get(importing, "its import ended the interpreter"))
             elif not kind:
                 raise EngineFailed(f"the zygote ended while starting{self._said()}")
 
