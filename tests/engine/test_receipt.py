@@ -225,3 +225,9 @@ def test_no_axis_is_stronger_than_the_level(level: str) -> None:
     for name, axis in written(enforced(level, landlock=6 if level == "confined" else 0)).axes.items():
         if name != "memory":
             assert STRENGTH[axis.level] <= STRENGTH[level], name
+
+
+def test_landlock_is_said_to_leave_modes_to_who_owns_the_files() -> None:
+    for dropped in (False, True):
+        receipt = write(enforced("confined", landlock=7, is_root=dropped, became_unprivileged=dropped), Limits())
+        assert ("contents only" in receipt.axes["files"].mechanism) == (not dropped)

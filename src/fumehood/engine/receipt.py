@@ -11,6 +11,9 @@ from .frames import Failure
 from .plan import SOCKET_BYTES, most_sockets
 
 
+_NO_METADATA = "contents only: modes, times and attributes of the user's own files can be changed"
+
+
 class Enforced(NamedTuple):
     """What the steps that succeeded amount to."""
 
@@ -65,6 +68,8 @@ def _open_axes(enforced: Enforced) -> dict[str, Axis]:
         files = files._replace(step="landlock", errno="ENOSYS", fix=fix_for("landlock", 0))
     if enforced.landlock:
         files = Axis("confined", f"Landlock ABI {enforced.landlock}: interpreter and system read-only, own directory")
+        if not enforced.became_unprivileged:
+            files = files._replace(mechanism=f"{files.mechanism}; {_NO_METADATA}")
     network = Axis("none", "the host's network")
     if enforced.seccomp and not enforced.network:
         network = Axis("confined", "seccomp: local sockets only")
