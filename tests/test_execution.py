@@ -392,6 +392,35 @@ def test_what_is_no_json_is_dropped(value):
     assert clean({"a/b": value, "text/plain": "ok"})[0] == {"text/plain": "ok"}
 
 
+MIME_TYPES = [
+    *("text/plain", "image/svg+xml", "application/vnd.dataresource+json", "application/vnd.vegalite.v5+json"),
+    *("text/html; charset=utf-8", "application/x-a;version=4", 'multipart/x; boundary="a b"', "TEXT/Plain", "a/b"),
+]
+NO_MIME_TYPES = [
+    *("\x1b[2J/x", "text/\x1b]0;title\x07", "text/plain\n", "text/pl\x7fain", "text/plain\r", "text/plain;a=\x1b[31m"),
+    *('text/plain;a="\x1b"', 'text/plain;a="b', "text/plain;", "text/plain; charset", "text", "/plain", "text/"),
+    *("text/plain, text/html", "a b/c", "<b>/c", "text//plain", "-a/b", "té/xt", "text/pläin", "a/" + "b" * 128),
+    *("a" * 128 + "/b", "text/plain" + ";a=b" * 100, "text/plain\u2028", "text/plain\x9b", "%s/%s"),
+]
+
+
+@pytest.mark.parametrize("mime", MIME_TYPES)
+def test_a_form_is_kept_under_its_mime_type(mime):
+    assert clean({mime: "x"})[0] == {mime: "x"}
+
+
+@pytest.mark.parametrize("mime", NO_MIME_TYPES)
+def test_a_form_without_a_mime_type_is_dropped(mime):
+    assert clean({mime: "x", "text/plain": "ok"})[0] == {"text/plain": "ok"}
+
+
+def test_forms_that_were_dropped_are_counted():
+    result = kept(FakeBackend(replies=[Reply(results=[{mime: "x"} for mime in NO_MIME_TYPES])]))
+    assert result.meta["results"] == []
+    assert result.meta["results_dropped"] == len(NO_MIME_TYPES)
+    assert "results_dropped" not in kept(FakeBackend(replies=[Reply(results=[{"a/b": 1}])])).meta
+
+
 @pytest.mark.parametrize("bundle", [None, [], "x", {}, {5: "x"}, {"": "x"}, {"x" * 300: "y"}, {"é": "y"}])
 def test_what_is_no_bundle_is_dropped(bundle):
     assert clean(bundle)[0] == {}

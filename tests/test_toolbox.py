@@ -607,6 +607,14 @@ def test_a_language_that_is_not_allowed_is_126(fake):
     assert reply["output_files"] == []
 
 
+@pytest.mark.parametrize("tool", ["run_python_code", "code_interpreter"])
+def test_a_result_without_text_is_named_by_kinds_that_cannot_drive_a_terminal(local, tool):
+    code = "display({'\\x1b]0;title\\x07/x': '1', 'image/png': 'AAAA'}, raw=True)"
+    reply = local.call(tool, {"code": code})
+    assert reply["results"] == ["<image/png>"]
+    assert "\x1b" not in str(reply.get("output", reply.get("logs")))
+
+
 def test_the_interpreter_tells_of_logs_and_files(own):
     code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nopen('/tmp/output/t.csv', 'w').write('a\\n')\n7"
     reply = own.call("code_interpreter", {"code": code})

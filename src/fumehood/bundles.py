@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,19 @@ _MAX_DEPTH = 32
 _MAX_MIME_CHARS = 200
 _NODE_BYTES = 8  # what a number, a comma or a bracket counts for
 
+# RFC 6838, and parameters as RFC 9110 writes them. Keys are shown in lines of text, where values are not.
+_NAME = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"
+_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+_MIME = re.compile(rf"{_NAME}/{_NAME}(?: ?; ?{_TOKEN}=(?:{_TOKEN}|\"[ !#-\[\]-~]*\"))*")
+
 
 class Bundles:
-    """Those kept of one run; what is over the caps is dropped, what is no JSON too."""
+    """Those kept of one run. What is over the caps is dropped, and so is a form that has no MIME type or is no JSON."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
         self.truncated = False
+        self.dropped = 0  # forms
         self.size = 0
         self._values = 0
 
@@ -32,7 +39,9 @@ class Bundles:
         bundle = meter.cleaned(data)
         if bundle is None:
             self.truncated = True
-        elif bundle:
+            return None
+        self.dropped += meter.dropped
+        if bundle:
             self.kept.append(bundle)
             self.size = MAX_BYTES - meter.room
             self._values = MAX_VALUES - meter.values
@@ -54,10 +63,15 @@ def clean(data: object, room: int = MAX_BYTES) -> tuple[dict[str, Any] | None, i
     return bundle, 0 if bundle is None else room - meter.room
 
 
+def _is_mime(key: object) -> bool:
+    return isinstance(key, str) and len(key) <= _MAX_MIME_CHARS and _MIME.fullmatch(key) is not None
+
+
 class _Meter:
     def __init__(self, room: int, values: int) -> None:
         self.room = room
         self.values = values
+        self.dropped = 0
 
     def cleaned(self, data: object) -> dict[str, Any] | None:
         if not isinstance(data, Mapping):
@@ -65,12 +79,13 @@ class _Meter:
         bundle = {}
         try:
             for mime, value in data.items():
-                if not isinstance(mime, str) or not mime.isascii() or not 0 < len(mime) <= _MAX_MIME_CHARS:
+                if not _is_mime(mime):
+                    self.dropped += 1
                     continue
                 try:
                     bundle[mime] = self.copied(value, 0)
                 except _NotJson:
-                    continue
+                    self.dropped += 1
         except _TooMuch:
             return None
         return bundle

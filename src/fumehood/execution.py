@@ -342,6 +342,8 @@ def _result(
         meta["results"] = bundles.kept
         if bundles.truncated:
             meta["results_truncated"] = True
+        if bundles.dropped:
+            meta["results_dropped"] = bundles.dropped
     return ExecutionResult(stdout.text(), errors, exit_code, time.monotonic() - started, meta)
 
 

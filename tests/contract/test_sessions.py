@@ -104,6 +104,15 @@ def test_a_rich_value_comes_in_all_its_forms(session: Kept) -> None:
     assert base64.b64decode(bundle["image/png"]) == PNG
 
 
+def test_a_form_that_has_no_mime_type_is_dropped_and_counted(session: Kept) -> None:
+    code = (
+        "display({'\\x1b]0;title\\x07/x': '1', 'text/html': '<b>'}, raw=True)\ndisplay({'text/\\x7f': '2'}, raw=True)"
+    )
+    meta = session.run(code).meta
+    assert meta["results"] == [{"text/html": "<b>"}]
+    assert meta["results_dropped"] == 2
+
+
 def test_a_figure_comes_back_without_being_shown(session: Kept) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     code = "import matplotlib.pyplot as plt\nfigure = plt.figure(figsize=(1, 1)); plt.plot([1, 2]);"

@@ -19,7 +19,7 @@ def check(data: bytes) -> None:
     for each in said if isinstance(said, list) else [said]:
         kept = bundles.add(each)
         if kept is not None:
-            assert all(isinstance(mime, str) and mime.isascii() for mime in kept)
+            assert all(mime.isascii() and mime.isprintable() and "/" in mime for mime in kept)
             assert json.loads(json.dumps(kept, ensure_ascii=False, allow_nan=False).encode()) == kept
             event = wire.encode(wire.Display(kept))
             assert b"\n" not in event
