@@ -178,6 +178,15 @@ def test_output_of_hostile_programs_is_made_safe(replay: Replay) -> None:
     assert "\\x1b]0;title" in out
 
 
+def test_a_step_that_somebody_wrote_into_a_record_is_made_safe(replay: Replay) -> None:
+    save()
+    (path,) = Path("artifacts/executions").glob("2*.json")
+    path.write_text(path.read_text("utf-8").replace('"step":1', '"step":"\\u001b[2J"'), "utf-8")
+    _, out, _ = replay("r-1", "--backend", "fake")
+    assert "\x1b" not in out
+    assert "step \\x1b[2J" in out
+
+
 # --- what cannot be replayed
 
 

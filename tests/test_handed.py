@@ -52,6 +52,14 @@ def test_what_is_past_the_caps_is_named():
     assert [entry["path"].rpartition("/")[2] for entry in handed.left_out] == ["20", "21", "zz"]
 
 
+def test_a_name_that_looks_like_another_is_left_out():
+    handed = streamed(OUT + "open(out + 'user\\u202egpj.exe', 'w')")[-1]
+    assert handed.files == []
+    (entry,) = handed.left_out
+    assert entry["path"].endswith("/user\\u202egpj.exe")
+    assert "direction characters" in entry["why"]
+
+
 def test_files_that_cannot_be_read_are_not_tried_for_ever():
     sandbox = FakeSandbox(FakeBackend(), SandboxSpec(keeps=True))
     paths = [f"/tmp/output/{number:04}" for number in range(1000)]

@@ -124,6 +124,7 @@ def test_a_call_copies_no_more_than_its_cap(run, monkeypatch):
 
 
 HOSTILE = ["a\nb", "\x1b[2J", "a\\b", "x" * 230, "/".join("abcdefghijklmnopq"), "\udcff", "a//b", "b/../../c", "./d"]
+HOSTILE += ["user\u202egpj.exe", "\u2066a\u2069", "a\U000e0041"]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

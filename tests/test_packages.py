@@ -282,6 +282,21 @@ def test_progress_tells_of_the_start_and_the_end_and_nothing_for_what_is_there(s
     assert said == []
 
 
+def test_what_a_package_calls_itself_cannot_drive_a_terminal(settings, house, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)  # uv refuses such a name
+    name = "evil\x1b]0;title\x07\x9b2J-1.0"
+    with zipfile.ZipFile(house / "evil-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+        archive.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{name}.dist-info/RECORD", "")
+    said = []
+    layer = ensure(["evil"], settings, said.append)
+    assert f"{name}.dist-info" in os.listdir(layer.path)
+    assert layer.installed == ("evil\\x1b]0;title\\x07\\x9b2J==1.0",)
+    assert all(line.isprintable() for line in said)
+    assert ensure(["evil"], settings) == layer
+
+
 def test_progress_tells_how_long_it_takes(settings, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)  # uv is too quick
     monkeypatch.setattr(packages, "PROGRESS_EVERY_S", 0.05)
@@ -470,6 +485,15 @@ def test_to_build_one_package_is_not_to_build_another(settings, house, tmp_path,
     assert (tmp_path / "made ran").exists()
     assert not (tmp_path / "evil ran").exists()
     assert not (tmp_path / "other ran").exists()
+
+
+def test_what_a_build_says_cannot_drive_a_terminal(settings, house, monkeypatch):
+    evil = BACKEND.replace("it lacks a compiler", "\\x1b[2Jit lacks\\x07 a \\u202ecompiler")
+    monkeypatch.setitem(globals(), "BACKEND", evil)
+    sdist(house, "broken", "1.0")
+    with pytest.raises(PackageError, match="it lacks") as caught:
+        ensure(["broken"], settings._replace(source_packages=("broken",)))
+    assert str(caught.value).isprintable()
 
 
 def test_a_build_that_fails_says_what_to_do(settings, house):

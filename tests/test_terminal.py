@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 
@@ -104,6 +105,13 @@ def test_colours_only_where_they_belong(tty: bool, environ: dict[str, str], colo
 def test_a_style_makes_its_text_safe() -> None:
     assert Style(False)("\x1b[2J", "red") == "\\x1b[2J"
     assert Style(True)("\x1b[2J", "red") == "\x1b[31m\\x1b[2J\x1b[0m"
+
+
+def test_json_holds_no_character_that_drives_a_terminal() -> None:
+    hostile = "".join(map(chr, range(0x100))) + "\u202e\u2028\ud800\U000e0041"
+    shown = terminal.as_json({hostile: [hostile]})
+    assert shown.replace("\n", "").isprintable()
+    assert json.loads(shown) == {hostile: [hostile]}
 
 
 def test_a_real_terminal_is_known_as_one() -> None:

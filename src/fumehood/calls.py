@@ -294,7 +294,7 @@ class Calls:
         """For a call whose sandbox did not start, if that is wanted."""
         if self.settings.start_failure != "skip":
             raise error
-        _log.warning("skipped: the sandbox did not start: %s", error)
+        _log.warning("skipped: the sandbox did not start: %s", paths.shown(str(error)))
         result = not_run(plan, "error", f"fumehood: skipped: the sandbox did not start: {error}\n")
         result.meta.update(self.outputs.unchanged(self.keeper.places), skipped=True)
         return result

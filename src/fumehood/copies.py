@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from .paths import printable
+from .paths import plain
 
 _MAX_PART_BYTES = 200  # less than a file system's 255: a temporary name must fit as well
 _MAX_BYTES = 1024
@@ -30,7 +30,7 @@ class Copies:
     def check(self, relative: str) -> None:
         """Raise ValueError for a name that is not safe to use here."""
         parts = relative.split("/")
-        if any(part in ("", ".", "..") for part in parts) or not printable(relative) or "\\" in relative:
+        if any(part in ("", ".", "..") for part in parts) or not plain(relative) or "\\" in relative:
             raise ValueError("its name is not a plain relative one")
         if (
             len(parts) > _MAX_DEPTH

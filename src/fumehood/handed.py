@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .backends.base import Sandbox
 from .errors import FileError
-from .paths import printable, shown
+from .paths import plain, shown
 from .types import FileStat
 
 MAX_FILES = 20
@@ -67,8 +67,8 @@ class Handed:
             self.left_out.append({"path": "…", "why": f"{more} more"})
 
     def _refusal(self, stat: FileStat) -> str | None:
-        if not printable(stat.path):
-            return "its name has control characters"
+        if not plain(stat.path):
+            return "its name has control or direction characters"
         if stat.size > MAX_FILE_BYTES:
             return f"larger than {MAX_FILE_BYTES // 1_048_576} MB"
         if self.size + stat.size > MAX_BYTES:

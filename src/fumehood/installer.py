@@ -19,6 +19,7 @@ from typing import NamedTuple, NoReturn
 
 from . import wheels_only
 from .errors import PackageError
+from .one_line import one_line
 from .redact import redact_text
 from .requirements import Requirement, normalised, parse
 
@@ -86,7 +87,7 @@ def install(
         _fail(wanted, output, wheelhouse, site, deadline, tick)
     for entry in os.listdir(site):
         if os.path.exists(os.path.join(site, entry, "direct_url.json")):
-            _from_an_address(wanted, entry.partition("-")[0])
+            _from_an_address(wanted, one_line(entry.partition("-")[0]))
 
 
 def _installer(wheelhouse: str | None, deadline: float, tick: Callable[[], None]) -> list[str]:
@@ -168,7 +169,8 @@ def _run(command: Sequence[str], deadline: float, tick: Callable[[], None]) -> t
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         output.seek(max(0, output.tell() - _MAX_OUTPUT_BYTES))
-        return process.returncode, output.read().decode("utf-8", "replace")
+        lines = output.read().decode("utf-8", "replace").splitlines()
+        return process.returncode, "\n".join(map(one_line, lines)) + "\n"  # in part it is what a package says
 
 
 def _fail(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from .config import Settings, user_directory
 from .errors import PackageError
+from .paths import shown
 from .requirements import Requirement, check_allowed, normalised, parse
 
 if sys.platform != "win32":
@@ -175,7 +176,7 @@ def _distributions(site: str) -> Iterator[str]:
     for entry in os.listdir(site):
         if entry.endswith(".dist-info"):
             name, _, version = entry.removesuffix(".dist-info").partition("-")
-            yield f"{name.replace('_', '-')}=={version}"
+            yield shown(f"{name.replace('_', '-')}=={version}")
 
 
 def _open_to_all(directory: str) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 
 from .backends.base import Places
 from .errors import BadArgument, FileError
+from .one_line import one_line
 
 INVALID = "Invalid path: must be /tmp/* or /workspace/*"
 _MAX_PART_BYTES = 255
 _MAX_BYTES = 1024
 _MAX_SHOWN_CHARS = 1024
+# Direction marks and overrides, invisible tags: a listing of this machine would show another name.
+_DISGUISING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
 
 def checked(path: object, places: Places) -> str:
@@ -54,13 +58,16 @@ def printable(name: str) -> bool:
     )
 
 
+def plain(name: str) -> bool:
+    """Fit for a file on this machine: `printable`, and looks like what it is."""
+    return printable(name) and not _DISGUISING.search(name)
+
+
 def shown(name: str) -> str:
     """A name that a program chose, fit for a line of text."""
     if len(name) > _MAX_SHOWN_CHARS:
         name = f"{name[:_MAX_SHOWN_CHARS]}... ({len(name):,} characters)"
-    if name.isprintable():
-        return name
-    return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in name)
+    return one_line(name)
 
 
 def _prefixes(places: Places) -> tuple[tuple[str, str], ...]:

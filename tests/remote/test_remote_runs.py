@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from fumehood import errors, get_sandbox, open_session
-from fumehood.types import Output
+from fumehood.backends.remote import said
+from fumehood.types import Limits, Output
 from running import Running
 
 Client = Callable[..., dict[str, Any]]
@@ -28,6 +29,32 @@ def test_the_limits_that_held_are_the_server_s(server: Running, client: Client) 
     limits = result.meta["resource_limits"]
     assert (limits["memory_bytes"], limits["processes"]) == (200 * _MB, 20)
     assert result.meta["limits_clamped"] == ["memory_mb"]
+
+
+def test_what_a_server_adds_to_a_result_is_of_its_shape_and_printable() -> None:
+    evil = "\x1b[2J"
+    told = said.ran(
+        {
+            "meta": {
+                "packages": [evil, {"a": 1}, "b==1"] * 1000,
+                "limits_clamped": evil,
+                "blocked_imports": {evil: 1},
+                "fallback": {"to": evil, "more": evil},
+                "results_dropped": "many",
+                evil: 1,
+            }
+        },
+        Limits(),
+    ).meta
+    assert told["packages"][:3] == [" [2J", "", "b==1"]
+    assert len(told["packages"]) == 1000
+    assert told["fallback"] == {"from": "", "to": " [2J", "reason": ""}
+    assert set(told) == {"packages", "fallback", "remote"}
+
+
+def test_a_name_with_control_characters_is_not_listed_by_a_server_either() -> None:
+    files = [{"path": f"/tmp/{name}", "size": 1, "version": "1"} for name in ("a", "\x1b[2J", "b\n", "c\x9b")]
+    assert [stat.path for stat in said.listing({"files": files})] == ["/tmp/a"]
 
 
 def test_the_server_s_ceiling_of_time_is_told(start: Callable[..., Running], client: Client) -> None:

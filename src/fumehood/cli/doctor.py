@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -40,7 +39,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
 def run(args: argparse.Namespace) -> int:
     report = examine(args)
     if args.json:
-        terminal.show(sys.stdout, [json.dumps(report, indent=2)])
+        terminal.show(sys.stdout, [terminal.as_json(report)])
     else:
         terminal.show(sys.stdout, _page(report, terminal.Style.for_stream(sys.stdout)))
     return 0 if report["level"] == "sealed" else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -204,7 +203,7 @@ def _first(entries: Iterable[Any]) -> Iterator[Any]:
 
 
 def _print_json(value: object) -> None:
-    terminal.show(sys.stdout, [_json(value)])
+    terminal.show(sys.stdout, [terminal.as_json(value)])
 
 
 def _json_list(values: Iterable[object]) -> Iterator[str]:
@@ -212,12 +211,8 @@ def _json_list(values: Iterable[object]) -> Iterator[str]:
     held = None
     for value in values:
         yield "[" if held is None else f"{held},"
-        held = "  " + _json(value).replace("\n", "\n  ")
+        held = "  " + terminal.as_json(value).replace("\n", "\n  ")
     yield from ["[]"] if held is None else [held, "]"]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2).replace("\x7f", "\\u007f")  # the rest is escaped already
 
 
 def _count(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import sys
@@ -71,7 +70,7 @@ def show(args: argparse.Namespace) -> int:
     settings, tag = _settings(args)
     found = asyncio.run(_images().look(settings, tag))
     if getattr(args, "json", False):
-        terminal.show(sys.stdout, [json.dumps(_document(tag, found), indent=2)])
+        terminal.show(sys.stdout, [terminal.as_json(_document(tag, found))])
     else:
         terminal.show(
             sys.stdout,
@@ -92,7 +91,7 @@ def run_build(args: argparse.Namespace) -> int:
     started = time.monotonic()
     found = asyncio.run(_followed(images.build, settings, options))
     if getattr(args, "json", False):
-        terminal.show(sys.stdout, [json.dumps(_document(tag, found), indent=2)])
+        terminal.show(sys.stdout, [terminal.as_json(_document(tag, found))])
     else:
         built = f"built {tag}: {_megabytes(found)} MB in {time.monotonic() - started:.0f} s, {_short(found)}"
         terminal.show(sys.stdout, [terminal.safe(built)])

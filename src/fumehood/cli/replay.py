@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     same = counts["same"] == len(outcomes) and not found.missing
     if args.json:
         document = {"run": args.run, "same": same, "missing_steps": found.missing, "steps": list(map(_json, outcomes))}
-        terminal.show(sys.stdout, [json.dumps(document, indent=2).replace("\x7f", "\\u007f")])
+        terminal.show(sys.stdout, [terminal.as_json(document)])
     else:
         terminal.show(sys.stdout, [", ".join(f"{count} {status}" for status, count in counts.items() if count)])
         if found.missing:
@@ -63,8 +63,8 @@ def _lines(outcome: Any, style: terminal.Style) -> Iterator[str]:
     colour = {"same": "green", "differs": "red", "not replayed": "yellow"}[outcome.status]
     what = record.get("command") or record.get("path") or record.get("code") or ""
     text = " ".join(what) if isinstance(what, list) else str(what)
-    title = _one_line(text, 60)
-    yield f"step {record.get('step')}  {style(outcome.status, colour)}  {style(_kind(record), 'dim')} {title}".rstrip()
+    step, title = _one_line(str(record.get("step")), 20), _one_line(text, 60)
+    yield f"step {step}  {style(outcome.status, colour)}  {style(_kind(record), 'dim')} {title}".rstrip()
     for note in outcome.notes:
         yield f"  {style(_one_line(note, 500), 'dim')}"
     for name, (then, now) in outcome.differences.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         values = loaded.settings._asdict()
         document = {n: {"value": v, "origin": loaded.origins[n]} for n, v in values.items()} if args.origin else values
-        terminal.show(sys.stdout, [json.dumps(document, indent=2, default=str)])
+        terminal.show(sys.stdout, [terminal.as_json(document)])
         return 0
     rows = config.rows(loaded)
     name_width = max(len(variable) for _, variable, _, _, _ in rows)

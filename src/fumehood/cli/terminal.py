@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -34,6 +35,11 @@ def _spell(match: re.Match[str]) -> str:
 def well_formed(text: str) -> str:
     """The same text without lone surrogates, which strict JSON readers refuse."""
     return _SURROGATES.sub("\ufffd", text)
+
+
+def as_json(value: object) -> str:
+    """Lines of ASCII JSON, with nothing in them that drives a terminal."""
+    return json.dumps(value, indent=2, default=str).replace("\x7f", "\\u007f")  # the rest is escaped already
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..errors import BadArgument, FumehoodError
+from ..paths import shown
 from ..sync_session import Session, open_session
 from . import hints, prompt, schema, specs, user_tools
 from .calls import Call
@@ -98,7 +99,7 @@ class Toolbox:
                 try:
                     self._facts = facts(session)
                 except FumehoodError as error:
-                    _log.warning("the sandbox could not be asked what it has: %s", error)
+                    _log.warning("the sandbox could not be asked what it has: %s", shown(str(error)))
                     return Facts(session.places, session.settings, (), session.requirements, session.dataset_paths)
             return self._facts
 

@@ -12,6 +12,7 @@ from typing import Any
 from ...config import Settings
 from ...errors import BackendError, BackendUnavailable, EngineFailed, FumehoodError
 from ...guest import wire
+from ...one_line import one_line
 from ...types import Limits, Receipt
 from . import body, receipt
 from .client import Client, Refused, translated
@@ -151,7 +152,7 @@ class Container:
                 " raise DOCKER_MEMORY_LIMIT and SANDBOX_MEMORY_MB"
             )
         said = self.link.said.splitlines()
-        why = f" ({said[-1][:300]})" if said else ""
+        why = f" ({one_line(said[-1][:300])})" if said else ""
         raise BackendUnavailable(
             f"the image {image} has no guest that starts{why}: unset DOCKER_IMAGE, or build yours FROM the one that"
             " `fumehood image build` makes"

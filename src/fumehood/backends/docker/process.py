@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import EngineFailed, SandboxLost
 from ...guest import wire
+from ...one_line import one_line
 from ...types import Exited, Output, Reason
 from .._base_async import happens
 from ..base import Event, Process
@@ -141,7 +142,7 @@ class Program(Process):
             return
         name = errno.errorcode.get(number, str(number))
         self._failure = EngineFailed(
-            f"a program could not be locked in its container: {step} failed with {name} {detail}"
+            f"a program could not be locked in its container: {one_line(f'{step} failed with {name} {detail}'[:500])}"
         )
         self._close_number()
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import quote
 
 from ...errors import BackendUnavailable, SandboxLost
+from ...guest.files import is_text
 from ...types import AXES, LEVELS, Axis, Display, Exited, FileStat, Level, Limits, Output, Reason, Receipt
 from ..base import Places, Ran
 
@@ -17,7 +18,7 @@ _MAX_TEXT = 500
 _MAX_NUMBER = 1e15
 _MAX_CODE = 2**31
 _AXIS_LEVELS = ("none", *LEVELS)
-_OF_RESULT = ("packages", "limits_clamped", "fallback", "blocked_imports")  # what the layer above cannot know
+_MAX_TEXTS = 1000
 
 
 def receipt(said: object) -> Receipt:
@@ -93,8 +94,20 @@ def ran(said: Mapping[str, Any], asked: Limits) -> Ran:
     named = {name: held[name] for name in Limits._fields if name != "cpu_s" and type(held.get(name)) is int}
     own = {"execution_id": _text(said.get("execution_id", ""))}
     timeout_s = _number(meta.get("timeout")) if meta.get("reason") == "timeout" else 0
-    told = {name: meta[name] for name in _OF_RESULT if meta.get(name)}
-    return Ran(asked._replace(**named), timeout_s or None, {**told, "remote": own})
+    return Ran(asked._replace(**named), timeout_s or None, {**_told(meta), "remote": own})
+
+
+def _told(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What the layer above cannot know."""
+    told: dict[str, Any] = {}
+    for name in ("packages", "limits_clamped", "blocked_imports"):
+        if isinstance(given := meta.get(name), list) and given:
+            told[name] = [_text(each) for each in given[:_MAX_TEXTS]]
+    if isinstance(stamp := meta.get("fallback"), dict):
+        told["fallback"] = {name: _text(stamp.get(name, "")) for name in ("from", "to", "reason")}
+    if dropped := int(_number(meta.get("results_dropped"))):
+        told["results_dropped"] = dropped
+    return told
 
 
 def protocol(info: Mapping[str, Any]) -> str:
@@ -128,7 +141,7 @@ def places(said: object) -> Places:
 
 def listing(said: Any) -> list[FileStat]:
     try:
-        return [_stat(file) for file in said["files"]]
+        return [stat for stat in map(_stat, said["files"]) if is_text(stat.path)]  # as in a sandbox of our own
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise _broken("a list of files that is none") from None
 

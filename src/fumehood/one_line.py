@@ -1,0 +1,10 @@
+"""Text that a program, a package or an engine chose, fit for one line of a message, a log or a terminal."""
+
+from __future__ import annotations
+
+
+def one_line(text: str) -> str:
+    """The same with what cannot be printed as its escape, like `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
