@@ -8,3 +8,10 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
+
+
+def printable(name: str) -> bool:
+    """No control characters (NUL, newlines), nothing that cannot be written as UTF-8."""
+    return not any(
+        ch < " " or "\x7f" <= ch <= "\x9f" or ch in "\u2028\u2029" or "\ud800" <= ch <= "\udfff" for ch in name
+    )

@@ -7,7 +7,7 @@ import re
 
 from .backends.base import Places
 from .errors import BadArgument, FileError
-from .one_line import one_line
+from .one_line import one_line, printable
 
 INVALID = "Invalid path: must be /tmp/* or /workspace/*"
 _MAX_PART_BYTES = 255
@@ -49,13 +49,6 @@ def shape(path: object) -> str:
             f"Invalid path: longer than {_MAX_BYTES} bytes, or {_MAX_PART_BYTES} between two slashes", kind="invalid"
         )
     return str.__str__(path)
-
-
-def printable(name: str) -> bool:
-    """No control characters (NUL, newlines), nothing that cannot be written as UTF-8."""
-    return not any(
-        ch < " " or "\x7f" <= ch <= "\x9f" or ch in "\u2028\u2029" or "\ud800" <= ch <= "\udfff" for ch in name
-    )
 
 
 def plain(name: str) -> bool:

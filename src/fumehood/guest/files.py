@@ -247,7 +247,7 @@ class _Walk:
                         return
                     name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
                     place = f"{path}/{name}"
-                    if not is_text(name) or place == self._leave_out or len(place) > _MAX_PATH:
+                    if not _is_text(name) or place == self._leave_out or len(place) > _MAX_PATH:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         if depth < _MAX_DEPTH:
@@ -307,7 +307,7 @@ def _mode(name: bytes, directory: int) -> int:
         return 0
 
 
-def is_text(name: str) -> bool:
+def _is_text(name: str) -> bool:
     """Nothing that would break a line or cannot be written as UTF-8: such bytes come as surrogates."""
     return name.isprintable() or not any(
         ch < " " or "\x7f" <= ch <= "\x9f" or ch in "\u2028\u2029" or "\ud800" <= ch <= "\udfff" for ch in name

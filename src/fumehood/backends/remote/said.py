@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import quote
 
 from ...errors import BackendUnavailable, SandboxLost
-from ...guest.files import is_text
+from ...one_line import printable
 from ...types import AXES, LEVELS, Axis, Display, Exited, FileStat, Level, Limits, Output, Reason, Receipt
 from ..base import Places, Ran
 
@@ -141,7 +141,7 @@ def places(said: object) -> Places:
 
 def listing(said: Any) -> list[FileStat]:
     try:
-        return [stat for stat in map(_stat, said["files"]) if is_text(stat.path)]  # as in a sandbox of our own
+        return [stat for stat in map(_stat, said["files"]) if printable(stat.path)]  # as in a sandbox of our own
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise _broken("a list of files that is none") from None
 
