@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from fumehood import BackendUnavailable, FumehoodError, SandboxLost, get_sandbox
 from fumehood.backends.docker import client, container, pool
 from fumehood.backends.docker.client import Refused, translated
 from fumehood.sync_session import SyncStream
-from fumehood.types import Output
+from fumehood.types import Limits, Output
 from support import HANG_S, wait_until
 
 
@@ -31,6 +33,16 @@ def refusal(**settings: Any) -> str:
     with get_sandbox(type="docker", warm_cells=0, **settings) as sandbox, pytest.raises(FumehoodError) as caught:
         sandbox.execute("print(1)")
     return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_what_an_image_says_cannot_drive_a_terminal() -> None:
+    async def fate() -> None:
+        return None
+
+    ended: Any = SimpleNamespace(fate=fate, link=SimpleNamespace(said="first\n\x1b]0;title\x07\u202elast"))
+    with pytest.raises(BackendUnavailable, match="has no guest that starts") as caught:
+        asyncio.run(container.Container._explain(ended, "image", Limits()))
+    assert str(caught.value).isprintable()
 
 
 def test_no_daemon(tmp_path: Path) -> None:

@@ -59,16 +59,18 @@ async def _hear(stream: bytes, size: int) -> None:
 
 
 async def _read_all(program: Program) -> None:
+    said = ""
     try:
         while await program.read(0) is not None:
             pass
-    except FumehoodError:
-        pass
+    except FumehoodError as error:
+        said = str(error)
     finally:
         program._stop_timer()
         program._is_gone = True
         if isinstance(program, Interpreter):
             program._stop_run()
+    assert said.isprintable()
 
 
 async def _killed() -> str:
