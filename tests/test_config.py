@@ -380,6 +380,8 @@ NARROWING = [
     ("allowed_commands", "[]"),
     ("allowed_packages", "[numpy, polars]"),
     ("allowed_packages", "[]"),
+    ("packages_mb", "100"),
+    ("packages_files", "100"),
     ("type", "local"),  # the same as below changes nothing
     ("network", "false"),
 ]
@@ -419,6 +421,8 @@ WEAKENING = [
     ("allowed_commands", "[python *]"),
     ("wheelhouse", "wheels"),
     ("packages_dir", "packages"),
+    ("packages_mb", "2049"),
+    ("packages_files", "100001"),
     ("docker_host", "tcp://evil:2375"),
     ("docker_context", "evil"),
     ("docker_tls_verify", "true"),

@@ -82,6 +82,8 @@ class Settings(NamedTuple):
     source_packages: tuple[str, ...] = ()
     wheelhouse: str | None = None
     packages_dir: str | None = None
+    packages_mb: int = 2048
+    packages_files: int = 100_000
     docker_host: str | None = None
     docker_context: str | None = None
     docker_tls_verify: bool = False
@@ -181,6 +183,8 @@ FIELDS: tuple[Field, ...] = (
     Field("source_packages", v.named_packages, v.SUBSET, "Packages built here from source: their code runs unsealed."),
     Field("wheelhouse", v.optional(v.path), v.NEVER, "Directory of wheels to install from instead of an index."),
     Field("packages_dir", v.optional(v.path), v.NEVER, "Where installed requirements are kept; none = your cache."),
+    Field("packages_mb", v.integer(1), v.LOWER, "MiB that one set of installed requirements may take, unpacked."),
+    Field("packages_files", v.integer(1), v.LOWER, "Files and directories that one such set may be."),
     Field(
         "docker_host", v.optional(v.text), v.NEVER, "Where the Docker engine is; none = as the docker command has it."
     ),

@@ -10,24 +10,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from . import wheels_only
 from .errors import PackageError
+from .installation import MAX_DEPTH, MEMORY_BYTES, Installation, Room, Taken, TooLarge
 from .one_line import one_line
 from .redact import redact_text
 from .requirements import Requirement, normalised, parse
 
-_MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 _LINES_SHOWN = 3
-_POLL_S = 0.1
-# No directory in which somebody could have planted a module, a requirement or a configuration.
-_CWD = "/"
+_MIB = 1024 * 1024
 # A wheelhouse is all there is: nothing that is configured for other installations counts.
 _ONLY_THE_WHEELHOUSE = ("env", "-u", "PIP_FIND_LINKS", "-u", "UV_FIND_LINKS", "PIP_CONFIG_FILE=/dev/null")
 # uv does not read pip's configuration; where it says which index to use, pip it is.
@@ -39,6 +34,9 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _FULL = re.compile(r"No space left on device|Errno 28|os error 28|Disk quota exceeded", re.IGNORECASE)
+_FILE_TOO_LARGE = re.compile(r"Errno 27\b|os error 27\b")
+_WHEEL_TOO_LARGE = re.compile(rf"^{wheels_only.TOO_LARGE} (\d{{1,20}}) (\d{{1,20}}) (.{{1,300}})$", re.MULTILINE)
+_OUT_OF_MEMORY = re.compile(r"^MemoryError|memory allocation of \d+ bytes failed", re.MULTILINE)
 _CONFLICT = re.compile(r"conflicting dependencies|ResolutionImpossible|requirements are unsatisfiable")
 _PIP_MISSES = re.compile(r"No matching distribution found for ([^\s(]+)")
 _PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
@@ -64,35 +62,38 @@ class Files(NamedTuple):
 
 
 def install(
-    wanted: Sequence[Requirement],
-    site: str,
-    wheelhouse: str | None,
-    built: Sequence[Requirement],
-    timeout_s: float,
-    tick: Callable[[], None],
+    wanted: Sequence[Requirement], work: Installation, wheelhouse: str | None, built: Sequence[Requirement]
 ) -> None:
-    """Put the requirements, of which some are `built`, and what they need into `site`. `tick` is called meanwhile."""
+    """Put the requirements, of which some are `built`, and what they need into `work.site`."""
     if wheelhouse is not None and not os.path.isdir(wheelhouse):
         raise PackageError(f"the wheelhouse {wheelhouse} is not a directory: make it, or change SANDBOX_WHEELHOUSE")
-    deadline = time.monotonic() + timeout_s
-    installer = _installer(wheelhouse, deadline, tick)
+    try:
+        _install(wanted, work, wheelhouse, built)
+        work.check()
+    except TooLarge as error:
+        raise _too_large(wanted, error.taken, work.room) from None
+
+
+def _install(
+    wanted: Sequence[Requirement], work: Installation, wheelhouse: str | None, built: Sequence[Requirement]
+) -> None:
+    installer = _installer(wheelhouse, work)
     source = [] if wheelhouse is None else ["--no-index", "--find-links", wheelhouse]
-    with tempfile.TemporaryDirectory(prefix="fumehood-built-") as wheels:
-        for requirement in built:
-            _build(requirement, wheels, wheelhouse, source, deadline, tick)
-        own = ["--find-links", wheels] if built else []
-        command = [*installer, "--target", site, "--only-binary", ":all:", *source, *own, *map(str, wanted)]
-        code, output = _run(command, deadline, tick)
+    for requirement in built:
+        _build(requirement, work, wheelhouse, source)
+    own = ["--find-links", work.wheels] if built else []
+    command = [*installer, "--target", work.site, "--only-binary", ":all:", *source, *own, *map(str, wanted)]
+    code, output = work.run(command)
     if code != 0:
-        _fail(wanted, output, wheelhouse, site, deadline, tick)
-    for entry in os.listdir(site):
-        if os.path.exists(os.path.join(site, entry, "direct_url.json")):
+        _fail(wanted, code, output, wheelhouse, work)
+    for entry in os.listdir(work.site):
+        if os.path.exists(os.path.join(work.site, entry, "direct_url.json")):
             _from_an_address(wanted, one_line(entry.partition("-")[0]))
 
 
-def _installer(wheelhouse: str | None, deadline: float, tick: Callable[[], None]) -> list[str]:
-    uv, pip = shutil.which("uv"), _pip()
-    if uv and pip and wheelhouse is None and _NAMES_A_SOURCE.search(_run([*pip, "config", "list"], deadline, tick)[1]):
+def _installer(wheelhouse: str | None, work: Installation) -> list[str]:
+    uv, pip = shutil.which("uv"), _pip(work.room)
+    if uv and pip and wheelhouse is None and _NAMES_A_SOURCE.search(work.run([*pip, "config", "list"])[1]):
         uv = None
     only = [] if wheelhouse is None else _ONLY_THE_WHEELHOUSE
     if uv:
@@ -105,8 +106,7 @@ def _installer(wheelhouse: str | None, deadline: float, tick: Callable[[], None]
             *config,
             "--python",
             sys.executable,
-            "--link-mode",
-            "copy",
+            "--no-cache",
             "--no-progress",
         ]
     if not pip:
@@ -116,25 +116,18 @@ def _installer(wheelhouse: str | None, deadline: float, tick: Callable[[], None]
     return [*only, *pip, "install", *_PIP_OPTIONS]
 
 
-_PIP_BASE = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2")
+_PIP_BASE = ("--no-input", "--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2")
 _PIP_OPTIONS = (*_PIP_BASE, "--no-compile", "--no-user", "--no-warn-script-location", "--no-warn-conflicts")
 
 
-def _build(
-    requirement: Requirement,
-    wheels: str,
-    wheelhouse: str | None,
-    source: Sequence[str],
-    deadline: float,
-    tick: Callable[[], None],
-) -> None:
+def _build(requirement: Requirement, work: Installation, wheelhouse: str | None, source: Sequence[str]) -> None:
     """Alone: what it depends on is installed as wheels, so that nobody's code runs but of those that were named."""
     if not importlib.util.find_spec("pip"):
         raise PackageError(f"{requirement} is built with pip, and there is none: run `{sys.executable} -m ensurepip`")
     only = [] if wheelhouse is None else _ONLY_THE_WHEELHOUSE
     formats = ("--only-binary", ":all:", "--no-binary", requirement.name)
-    pip = (*only, sys.executable, "-P", "-m", "pip", "wheel", *_PIP_BASE, "--no-deps", "--wheel-dir", wheels)
-    code, output = _run([*pip, *formats, *source, str(requirement)], deadline, tick)
+    pip = (*only, sys.executable, "-P", "-m", "pip", "wheel", *_PIP_BASE, "--no-deps", "--wheel-dir", work.wheels)
+    code, output = work.run([*pip, *formats, *source, str(requirement)], builds=True)
     if code != 0:
         raise PackageError(
             f"{requirement} could not be built from source: mend what it lacks on this machine, or take it out of "
@@ -143,48 +136,25 @@ def _build(
         )
 
 
-def _pip() -> list[str]:
+def _pip(room: Room) -> list[str]:
     # -P: the directory of that program has modules of ours, named like some of Python's own.
-    return [sys.executable, "-P", wheels_only.__file__] if importlib.util.find_spec("pip") else []
-
-
-def _run(command: Sequence[str], deadline: float, tick: Callable[[], None]) -> tuple[int, str]:
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=_CWD, start_new_session=True
-        )
-        try:
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    raise PackageError(
-                        "the installation took too long and was ended: is the index slow or out of reach? "
-                        "Try again, ask for less at once, or install from a directory of wheels (SANDBOX_WHEELHOUSE)"
-                    )
-                try:
-                    process.wait(_POLL_S)
-                except subprocess.TimeoutExpired:
-                    tick()
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        output.seek(max(0, output.tell() - _MAX_OUTPUT_BYTES))
-        lines = output.read().decode("utf-8", "replace").splitlines()
-        return process.returncode, "\n".join(map(one_line, lines)) + "\n"  # in part it is what a package says
+    program = (sys.executable, "-P", wheels_only.__file__, str(room.size_bytes), str(room.files))
+    return [*program] if importlib.util.find_spec("pip") else []
 
 
 def _fail(
-    wanted: Sequence[Requirement],
-    output: str,
-    wheelhouse: str | None,
-    site: str,
-    deadline: float,
-    tick: Callable[[], None],
+    wanted: Sequence[Requirement], code: int, output: str, wheelhouse: str | None, work: Installation
 ) -> NoReturn:
+    if told := _WHEEL_TOO_LARGE.search(output):
+        raise _too_large([told[3]], Taken(int(told[1]), int(told[2])), work.room)
+    if code == -signal.SIGXFSZ or _FILE_TOO_LARGE.search(output):
+        raise _too_large(wanted, None, work.room)
     names = ", ".join(map(str, wanted))
     flat = " ".join(output.split())  # uv breaks lines where it likes
     if _FULL.search(output):
         raise PackageError(f"the disk is full, so {names} cannot be installed: make room, or set SANDBOX_PACKAGES_DIR")
+    if _OUT_OF_MEMORY.search(output):
+        raise PackageError(f"{names} cannot be installed within {MEMORY_BYTES >> 30} GiB of memory: this is refused")
     if wheelhouse is None and _UNREACHABLE.search(output):
         raise PackageError(
             f"the package index cannot be reached, so {names} cannot be installed: check the network and pip's "
@@ -196,7 +166,7 @@ def _fail(
     missing = _PIP_MISSES.search(output)
     if missing:
         versions = _PIP_VERSIONS.search(output)
-        found = _look(missing[1], wheelhouse, site, deadline, tick)
+        found = _look(missing[1], wheelhouse, work)
         _missing(missing[1], where, found, versions[1] if versions and versions[1] != "none" else "")
     if unknown := _UV_UNKNOWN.search(flat):
         _missing(unknown[1], where, Files(), "")
@@ -209,6 +179,21 @@ def _fail(
             _missing(name, where, Files(wheels=True), "others")
         raise PackageError(f"{names} cannot be installed together: {_conflict(output)}. Loosen or drop one of them")
     raise PackageError(f"{names} could not be installed. {_last_lines(output)}")
+
+
+def _too_large(names: Sequence[object], taken: Taken | None, room: Room) -> PackageError:
+    what, size = ", ".join(map(str, names)), "more"
+    advice = "Ask for fewer or smaller packages, or have the setting raised by whoever runs this"
+    if taken is not None and taken.is_too_deep:
+        return PackageError(f"{what} would nest directories deeper than {MAX_DEPTH}: this is refused")
+    if taken is not None and taken.files > room.files and taken.size_bytes <= room.size_bytes:
+        allowed = f"SANDBOX_PACKAGES_FILES allows {room.files:,} for all packages of a set"
+        return PackageError(f"{what} would be {taken.files:,} files or more, and {allowed}. {advice}")
+    if taken is not None:
+        largest = f", the largest of them {taken.largest}" if taken.largest else ""
+        size = f"{-(-taken.size_bytes // _MIB):,} MiB or more in {taken.files:,} files{largest}"
+    allowed = f"SANDBOX_PACKAGES_MB allows {room.size_bytes // _MIB:,} MiB for all packages of a set, unpacked"
+    return PackageError(f"{what} would take {size}, and {allowed}. {advice}")
 
 
 def _unversioned(word: str) -> str:
@@ -237,7 +222,7 @@ def _from_an_address(wanted: Sequence[Requirement], name: str) -> NoReturn:
     )
 
 
-def _look(what: str, wheelhouse: str | None, site: str, deadline: float, tick: Callable[[], None]) -> Files:
+def _look(what: str, wheelhouse: str | None, work: Installation) -> Files:
     """Which files there are of it, by their names: nothing is downloaded, and certainly not built."""
     try:
         ((name, text),) = parse([what])
@@ -246,8 +231,8 @@ def _look(what: str, wheelhouse: str | None, site: str, deadline: float, tick: C
     if wheelhouse is not None:
         listing = "\n".join(os.listdir(wheelhouse))
     else:
-        look = ("--dry-run", "--no-deps", "-vv", "--only-binary", ":all:", "--target", f"{site}-look")
-        _, listing = _run([*_pip(), "install", *_PIP_OPTIONS, *look, text], deadline, tick)
+        look = ("--dry-run", "--no-deps", "-vv", "--only-binary", ":all:", "--target", f"{work.site}-look")
+        _, listing = work.run([*_pip(work.room), "install", *_PIP_OPTIONS, *look, text])
     suffixes = {match[3] for match in _FILE.finditer(listing) if normalised(match[1]) == name}
     return Files(".whl" in suffixes, bool(suffixes - {".whl"}))
 

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -30,6 +29,7 @@ PROGRESS_EVERY_S = 2.0
 
 _FOR_ROOT = "/var/cache/fumehood/packages"  # root's own home cannot be entered by the user that programs run as
 _PAGE, _SITE = "layer.json", "site"
+_MIB = 1024 * 1024
 
 
 class Layer(NamedTuple):
@@ -60,11 +60,12 @@ def ensure(requirements: Sequence[str], settings: Settings, progress: Callable[[
     place = os.path.join(root, key)
     if (layer := _finished(place)) is not None:
         return layer
+    room = (settings.packages_mb * _MIB, settings.packages_files)
     say = progress or (lambda _: None)
     try:
         _prepare(root)
         with _locked(os.path.join(root, f".{key}.lock"), say):
-            return _finished(place) or _make(place, wanted, wheelhouse, built, say)
+            return _finished(place) or _make(place, wanted, wheelhouse, built, room, say)
     except OSError as error:
         raise _unwritable(root, error) from error
 
@@ -125,27 +126,30 @@ def _make(
     wanted: Sequence[Requirement],
     wheelhouse: str | None,
     built: Sequence[Requirement],
+    room: tuple[int, int],
     say: Callable[[str], None],
 ) -> Layer:
-    from .installer import install  # needs subprocess, which a layer that is there does not
+    from .installation import Installation, Room, remove  # needs subprocess, which a layer that is there does not
+    from .installer import install
 
     root, key = os.path.split(place)
     _remove_leftovers(root, key)
     half = tempfile.mkdtemp(prefix=f".{key}.", dir=root)
     try:
-        site = os.path.join(half, _SITE)
-        os.mkdir(site)
         started = time.monotonic()
         names = ", ".join(str(requirement) for requirement in wanted)
         say(f"installing {names}")
-        install(wanted, site, wheelhouse, built, INSTALL_TIMEOUT_S, _ticking(say, f"installing {names}"))
-        installed = tuple(sorted(_distributions(site)))
+        work = Installation(half, Room(*room), INSTALL_TIMEOUT_S, _ticking(say, f"installing {names}"))
+        install(wanted, work, wheelhouse, built)
+        installed = tuple(sorted(_distributions(work.site)))
+        for entry in set(os.listdir(half)) - {_SITE}:
+            remove(os.path.join(half, entry))
         with open(os.path.join(half, _PAGE), "w", encoding="utf-8") as file:
             json.dump({"format": FORMAT, "requirements": [str(r) for r in wanted], "installed": installed}, file)
         _open_to_all(half)
         os.rename(half, place)
     except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
+        remove(half)
         raise
     say(f"installed {', '.join(installed) or 'nothing'}: {time.monotonic() - started:.0f} s")
     return Layer(os.path.join(place, _SITE), installed)
@@ -166,10 +170,12 @@ def _ticking(say: Callable[[str], None], what: str) -> Callable[[], None]:
 
 def _remove_leftovers(root: str, key: str) -> None:
     """Of an installation that was killed, or a directory that somebody broke. The lock is ours."""
+    from .installation import remove
+
     for entry in os.listdir(root):
         if entry == key or (entry.startswith(f".{key}.") and entry != f".{key}.lock"):
             path = os.path.join(root, entry)
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            remove(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
 def _distributions(site: str) -> Iterator[str]:

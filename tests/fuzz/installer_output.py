@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-import time
+from types import SimpleNamespace
+from typing import Any
 
 from fumehood import installer
 from fumehood.errors import PackageError
+from fumehood.installation import Room
 from fumehood.requirements import parse
 
 from .target import Target, text
 
+_UNUSED: Any = SimpleNamespace(room=Room(1 << 30, 1000))
 _WANTED = parse(["numpy>=2", "polars"])
 
 
@@ -19,7 +22,7 @@ def check(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as wheelhouse:
         for wheels in (None, wheelhouse) if "No matching" not in said else (wheelhouse,):  # pip itself is not run
             try:
-                installer._fail(_WANTED, said, wheels, wheelhouse, time.monotonic(), lambda: None)
+                installer._fail(_WANTED, 1, said, wheels, _UNUSED)
             except PackageError:
                 pass
     list(installer._FILE.finditer(said))
