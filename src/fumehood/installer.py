@@ -182,7 +182,7 @@ def _fail(
 
 
 def _too_large(names: Sequence[object], taken: Taken | None, room: Room) -> PackageError:
-    what, size = ", ".join(map(str, names)), "more"
+    what, size = ", ".join(map(str, names)), f"more than {room.size_bytes // _MIB:,} MiB"
     advice = "Ask for fewer or smaller packages, or have the setting raised by whoever runs this"
     if taken is not None and taken.is_too_deep:
         return PackageError(f"{what} would nest directories deeper than {MAX_DEPTH}: this is refused")
