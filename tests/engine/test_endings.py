@@ -26,6 +26,7 @@ from fumehood.errors import EngineFailed, IsolationUnavailable, SandboxLost
 from fumehood.guest import procfs
 from fumehood.guest.wire import DONE, FRAME
 from fumehood.types import Command, Exited, Limits, Output
+from harness.attacks import EXHAUSTS, FROM_BEHIND_THE_NAME, ORDERS_BY_SOCKET, OWN_CHANNEL
 from support import HANG_S, wait_until
 
 LEVELS = ("sealed", "confined", "process")
@@ -108,6 +109,10 @@ def test_a_process_may_call_itself_what_a_careless_reader_looks_for(name: bytes)
         process.kill()
 
 
+@pytest.mark.attack(
+    FROM_BEHIND_THE_NAME,
+    control="test_a_process_may_call_itself_what_a_careless_reader_looks_for",
+)
 @pytest.mark.parametrize("name", [NAMES[0], NAMES[4]])
 def test_a_program_is_timed_out_whatever_it_calls_itself(level: str, name: bytes) -> None:
     with get_sandbox(isolation=level, store_code="never", memory_mb=512, warm_cells=0) as sandbox:
@@ -123,6 +128,10 @@ def test_a_program_is_timed_out_whatever_it_calls_itself(level: str, name: bytes
         assert wait_until(lambda: not descendants().keys() - before.keys()), "it runs on"
 
 
+@pytest.mark.attack(
+    FROM_BEHIND_THE_NAME,
+    control="test_a_process_may_call_itself_what_a_careless_reader_looks_for",
+)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("code", [0, 5])
 def test_its_end_is_told_as_it_was_whatever_it_calls_itself(level: str, name: bytes, code: int) -> None:
@@ -133,6 +142,10 @@ def test_its_end_is_told_as_it_was_whatever_it_calls_itself(level: str, name: by
     assert 0 < result.meta["usage"]["max_rss_bytes"] < 1 << 30
 
 
+@pytest.mark.attack(
+    FROM_BEHIND_THE_NAME,
+    control="test_a_process_may_call_itself_what_a_careless_reader_looks_for",
+)
 @pytest.mark.parametrize("name", [NAMES[0], NAMES[4]])
 def test_a_session_ends_whatever_its_program_calls_itself(level: str, name: bytes) -> None:
     before = descendants()
@@ -403,6 +416,10 @@ print(count, signal.sigwaitinfo({{44}}).si_pid)
     assert said.stdout.split()[1] == "0"
 
 
+@pytest.mark.attack(
+    ORDERS_BY_SOCKET,
+    control="test_a_signal_for_which_there_is_no_room_seems_to_come_from_outside",
+)
 def test_signals_from_inside_are_no_orders(level: str) -> None:
     """Thousands of every kind, told apart from the host's in no other way than that the host says more."""
     fill = f"import ctypes, os, signal, time\n{inspect.getsource(fill_pending_signals)}\n"
@@ -442,6 +459,7 @@ def test_a_supervisor_that_dies_with_an_order_unread_is_a_death_like_any_other(e
     volume.close()
 
 
+@pytest.mark.attack("the end of the program is the end of its run", without=EXHAUSTS)
 def test_orphans_that_come_and_go_without_end_keep_no_run_from_ending(level: str) -> None:
     """Each wakes up the supervisor, which hears the host all the same."""
     chain = """
@@ -478,6 +496,7 @@ def ends(ids):
 """
 
 
+@pytest.mark.attack("each run has a number drawn by lot", control="test_an_end_with_the_right_number_is_believed")
 def test_an_end_that_was_written_ahead_counts_for_nothing(level: str) -> None:
     with session_at(level) as session:
         assert session.run(f"{WRITES_AHEAD}\nprint(ends(range(1, 50)))").stdout == "True\n"
@@ -504,6 +523,10 @@ def test_an_end_with_the_right_number_is_believed() -> None:
     assert channel.done == 0
 
 
+@pytest.mark.attack(
+    "who says both that it went well and that it did not has failed",
+    without=OWN_CHANNEL,
+)
 @pytest.mark.parametrize(("first", "second", "told"), [(0, 5, 5), (5, 0, 5), (3, 5, 3), (0, 0, 0)])
 def test_who_says_both_has_failed(first: int, second: int, told: int) -> None:
     channel = Channel()

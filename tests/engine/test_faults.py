@@ -22,6 +22,7 @@ from fumehood import get_sandbox
 from fumehood.engine.order import program
 from fumehood.errors import IsolationUnavailable
 from fumehood.types import Command, Exited, Output
+from harness.attacks import EXHAUSTS
 from support import HANG_S, wait_until
 
 _corpus = runpy.run_path(str(Path(__file__).parents[1] / "escape" / "probes.py"))
@@ -117,6 +118,7 @@ def say_begun() -> str:
 # ---- RES: using everything up
 
 
+@pytest.mark.attack("processes", without=EXHAUSTS)
 def test_a_fork_bomb_is_stopped_at_the_limit() -> None:  # res01
     result = suffer(probe("res01"), processes=64)
     assert result.meta["reason"] == "processes", result
@@ -137,6 +139,7 @@ while True:
 """
 
 
+@pytest.mark.attack("cpu", without=EXHAUSTS)
 def test_a_fork_bomb_that_never_gives_up_ends_with_the_deadline() -> None:
     result = suffer_to_the_deadline(STUBBORN_BOMB, processes=64)
     assert result.meta["reason"] in ("timeout", "processes"), result
@@ -160,6 +163,7 @@ def test_a_program_may_start_as_many_processes_as_the_limit_allows() -> None:
     assert 40 <= int(result.stdout) <= 50, result
 
 
+@pytest.mark.attack("processes", without=EXHAUSTS)
 def test_a_thread_bomb_is_stopped_at_the_limit() -> None:
     code = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"
     result = suffer(code, processes=64)
@@ -167,6 +171,7 @@ def test_a_thread_bomb_is_stopped_at_the_limit() -> None:
     assert "can't start new thread" in result.stderr
 
 
+@pytest.mark.attack("memory", without=EXHAUSTS)
 def test_a_memory_bomb_of_one_process_is_killed_for_memory() -> None:  # res03
     result = suffer(probe("res03"), memory_mb=256)
     assert result.meta["reason"] == "memory" or "MemoryError" in result.stderr, result
@@ -186,6 +191,7 @@ raise SystemExit(1 if any(statuses) else 0)
 """
 
 
+@pytest.mark.attack("memory", without=EXHAUSTS)
 def test_memory_is_counted_over_all_processes() -> None:
     result = suffer(MANY_EATERS, memory_mb=256)
     assert result.meta["reason"] == "memory", result
@@ -208,6 +214,7 @@ def test_memory_is_watched_in_a_cell_that_is_taken_the_moment_it_is_ready() -> N
             cell.close()
 
 
+@pytest.mark.attack("memory", without=EXHAUSTS)
 def test_memory_files_count_as_memory() -> None:  # res05
     result = suffer(probe("res05"), memory_mb=128, file_mb=512)
     assert result.exit_code != 0, result
@@ -218,12 +225,14 @@ def test_memory_files_count_as_memory() -> None:  # res05
 SHARED = "import mmap\nm = mmap.mmap(-1, 1 << 30)\nfor page in range(0, 1 << 30, 4096): m[page] = 1\nprint('all of it')"
 
 
+@pytest.mark.attack("memory", without=EXHAUSTS)
 def test_anonymous_shared_memory_counts_as_memory() -> None:
     result = suffer(SHARED, memory_mb=128)
     assert "all of it" not in result.stdout
     assert result.meta["reason"] == "memory", result
 
 
+@pytest.mark.attack("disk", without=EXHAUSTS)
 @pytest.mark.parametrize("place", ["/tmp", "/workspace", "/dev/shm", "$HOME"])
 def test_a_full_disk_is_an_error_inside(place: str) -> None:  # res06
     code = probe("res06").replace("open('/tmp/f'", f"open(os.path.expandvars('{place}/f')")
@@ -233,18 +242,21 @@ def test_a_full_disk_is_an_error_inside(place: str) -> None:  # res06
     assert "SANDBOX_DISK_MB" in result.stderr
 
 
+@pytest.mark.attack("disk", without=EXHAUSTS)
 def test_running_out_of_inodes_is_an_error_inside() -> None:  # res08
     result = suffer(probe("res08"), inodes=500)
     assert "No space left on device" in result.stderr, result
     assert result.meta["reason"] == "disk"
 
 
+@pytest.mark.attack("RLIMIT_NOFILE", without=EXHAUSTS)
 def test_running_out_of_descriptors_is_an_error_inside() -> None:  # res10
     result = suffer(probe("res10"), open_files=100)
     assert "Too many open files" in result.stderr
     assert (result.exit_code, result.meta["reason"]) == (1, "error")
 
 
+@pytest.mark.attack("memory", without=EXHAUSTS)
 def test_full_pipes_are_bounded() -> None:  # res11
     before = own_rss_bytes()
     result = suffer(probe("res11") + "\nprint('full', len(l))")
@@ -252,16 +264,19 @@ def test_full_pipes_are_bounded() -> None:  # res11
     assert own_rss_bytes() - before < 64 << 20
 
 
+@pytest.mark.attack("cpu", without="it would never end")
 def test_a_spin_in_c_with_signals_blocked_ends_with_the_deadline() -> None:  # res13
     assert_timed_out(suffer_to_the_deadline(say_begun() + probe("res13")))
 
 
+@pytest.mark.attack("disk", without=EXHAUSTS)
 def test_a_huge_sparse_file_is_refused() -> None:  # res15
     result = suffer(probe("res15"))
     assert result.exit_code != 0, result
     assert "File too large" in result.stderr or "SIGXFSZ" in result.stderr
 
 
+@pytest.mark.attack("syscalls", without="it would fill the kernel's log")
 def test_refused_calls_write_nothing_to_the_kernel_log() -> None:  # res16
     before = kernel_log_lines()
     code = probe("res16").replace("10**6", "10**5") + "\nprint(sc(272,97,0x10000000))"
@@ -277,6 +292,7 @@ def kernel_log_lines() -> int | None:
     return len(shown.stdout.splitlines()) if shown.returncode == 0 else None
 
 
+@pytest.mark.attack("limits of the user namespace for what the kernel counts per user", without=EXHAUSTS)
 def test_inotify_used_up_inside_is_left_for_the_host() -> None:  # res18
     code = probe("res18") + "\nprint('made', len([f for f in fds if f >= 0]) > 0, flush=True)\ntime.sleep(3600)"
     with sealed() as sandbox:
@@ -306,6 +322,7 @@ def test_below_sealed_there_is_no_inotify_to_use_up() -> None:
         pytest.skip(f"no confined sandbox on this machine: {missing}")
 
 
+@pytest.mark.attack("processes", without=EXHAUSTS)
 def test_zombies_are_bounded() -> None:  # res20
     result = suffer_to_the_deadline(say_begun() + probe("res20"), processes=64)
     assert result.meta["reason"] in ("processes", "timeout"), result
@@ -330,6 +347,7 @@ def test_orphans_are_reaped_inside() -> None:
 # ---- OUT: what it writes
 
 
+@pytest.mark.attack("output is read as it comes and not kept beyond the cap", without=EXHAUSTS)
 def test_a_flood_of_output_is_cut_and_then_killed() -> None:  # out01
     before = own_rss_bytes()
     result = suffer(probe("out01"), output_kill_mb=64)
@@ -339,6 +357,7 @@ def test_a_flood_of_output_is_cut_and_then_killed() -> None:  # out01
     assert own_rss_bytes() - before < 64 << 20
 
 
+@pytest.mark.attack("output is read as it comes and not kept beyond the cap", without=EXHAUSTS)
 @pytest.mark.parametrize("megabytes", [160, pytest.param(1024, marks=pytest.mark.soak)])
 def test_one_line_of_up_to_a_gigabyte_leaves_the_host_flat(megabytes: int) -> None:  # out03
     before = own_rss_bytes()
@@ -367,6 +386,7 @@ def test_nul_and_broken_text_make_a_result_that_is_json() -> None:  # out08
         assert "\0" in result.stdout + result.stderr
 
 
+@pytest.mark.attack("processes", without="a pipe that is held open blocks any reader")
 def test_a_daemon_that_holds_stdout_does_not_delay_the_result() -> None:  # out10
     code = "import os, sys, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(3600)\nprint('done')"
     result = suffer(code)
@@ -427,16 +447,19 @@ while True: time.sleep(60)
 IGNORES_SOME = probe("lif01").replace("; time.sleep(999)", "; print('begun', flush=True); time.sleep(3600)")
 
 
+@pytest.mark.attack("cpu", without="it would never end")
 @pytest.mark.parametrize("code", [IGNORES_SOME, IGNORES_EVERYTHING], ids=["lif01", "everything"])
 def test_ignoring_signals_does_not_help(code: str) -> None:
     assert_timed_out(suffer_to_the_deadline(code))
 
 
+@pytest.mark.attack("processes", control="test_a_chain_of_forks_outlives_who_started_it")
 def test_a_daemon_in_its_own_session_ends_with_the_program() -> None:  # lif03
     result = suffer(probe("lif03").replace("999", "3600"))
     assert (result.stdout, result.exit_code) == ("ok\n", 0)
 
 
+@pytest.mark.attack("cpu", without="it would stop the tests")
 @pytest.mark.parametrize("name", ["lif05", "lif06"])
 def test_stopping_itself_or_everyone_ends_with_the_deadline(name: str) -> None:
     others = "import os, time\nif os.fork() == 0: time.sleep(3600)\n"
@@ -452,6 +475,7 @@ print('stopped')
 """
 
 
+@pytest.mark.attack("processes", without="they would stay")
 def test_stopping_children_ends_with_the_program() -> None:
     assert suffer(STOPS_ITS_CHILD).stdout == "stopped\n"
 
@@ -481,6 +505,7 @@ def test_death_by_a_signal_is_named(number: signal.Signals) -> None:
     assert number.name in result.stderr
 
 
+@pytest.mark.attack("cpu", without="it would never end")
 def test_a_thread_that_never_ends_keeps_the_program_until_the_deadline() -> None:  # lif10
     code = probe("lif10").replace("999", "3600").replace("'done'", f"'{BEGUN}'")
     result = suffer_to_the_deadline(code + "\nsys.stdout.flush()")
@@ -488,6 +513,7 @@ def test_a_thread_that_never_ends_keeps_the_program_until_the_deadline() -> None
     assert result.stdout == f"{BEGUN}\n"
 
 
+@pytest.mark.attack("cpu", without="it would never end")
 def test_a_blocked_child_ends_with_the_deadline() -> None:  # lif13
     assert_timed_out(suffer_to_the_deadline(f"import os\nos.system('echo {BEGUN}; sleep 3600')"))
 
@@ -500,6 +526,7 @@ def test_nothing_is_left_for_the_next_one() -> None:  # lif15
         assert sandbox.execute(look, timeout=HANG_S).stdout == "[] False\n"
 
 
+@pytest.mark.attack("cpu", without="it would never end")
 def test_cpu_time_is_bounded() -> None:
     result = suffer("while True: pass", cpu_sec=1)
     assert result.meta["reason"] == "signal", result
@@ -509,6 +536,7 @@ def test_cpu_time_is_bounded() -> None:
 # ---- FORGE: lying about how it went
 
 
+@pytest.mark.attack("the host infers nothing from output", without="there is no host outside that could believe it")
 def test_nothing_is_read_from_what_it_prints() -> None:  # frg01, frg08
     code = probe("frg01") + "\n" + PROBES["frg08"] + "\nsys.exit(6)"
     result = suffer(code)
@@ -516,10 +544,14 @@ def test_nothing_is_read_from_what_it_prints() -> None:  # frg01, frg08
     assert "<<RESULT>>" in result.stdout
 
 
+@pytest.mark.attack("the host infers nothing from output", without="there is no host outside that could believe it")
 def test_half_a_frame_and_then_silence_ends_with_the_deadline() -> None:  # frg08
     assert_timed_out(suffer_to_the_deadline(say_begun() + probe("frg08") + "\ntime.sleep(3600)"))
 
 
+@pytest.mark.attack(
+    "the program starts with nothing of the host", without="there is no host outside that could believe it"
+)
 def test_the_frames_above_the_program_hold_no_secret() -> None:  # frg03
     code = probe("frg03") + "\nprint([f.frame.f_locals.keys() for f in inspect.stack()[:1]])"
     result = suffer(code)
@@ -528,6 +560,7 @@ def test_the_frames_above_the_program_hold_no_secret() -> None:  # frg03
         assert f"'{word}'" not in result.stdout
 
 
+@pytest.mark.attack("nothing is unpickled on the host", without="there is no host outside that could believe it")
 def test_an_object_with_a_will_of_its_own_stays_inside(tmp_path: Path) -> None:  # frg06
     trace = tmp_path / "ran"
     code = probe("frg06").replace("'id'", f"'touch {trace}'") + "\nimport pickle; os.write(1, pickle.dumps(result))"
@@ -544,12 +577,16 @@ while time.process_time() < end: pass
 """
 
 
+@pytest.mark.attack(
+    "PID 1 and the kernel measure, not the program", without="there is no host outside that could believe it"
+)
 def test_resource_usage_is_measured_outside() -> None:  # frg10
     usage = suffer(HIDES_ITS_USE).meta["usage"]
     assert usage["cpu_s"] > 0.3
     assert usage["max_rss_bytes"] > 40 << 20
 
 
+@pytest.mark.attack("the host infers nothing from output", without="there is no host outside that could believe it")
 def test_the_words_of_a_refusal_change_nothing() -> None:  # frg11
     result = suffer(probe("frg11"))
     assert (result.exit_code, result.meta["reason"]) == (1, "error")

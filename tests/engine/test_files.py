@@ -16,6 +16,7 @@ from fumehood.backends._local_async import KeptSandbox
 from fumehood.engine.files import Files, ManyFiles, listing_at_most
 from fumehood.errors import EngineFailed, FileError
 from fumehood.guest import files as guest_files
+from harness.attacks import BY_DESCRIPTORS, EXHAUSTS
 from support import wait_until
 
 
@@ -59,11 +60,19 @@ def test_a_write_leaves_nothing_beside_the_file(files, tree):
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "/workspaces/x", "workspace/x", "", "/", "/tmp/../secret", "/tmp/a/../../x"]
 )
+@pytest.mark.attack(
+    BY_DESCRIPTORS,
+    without="nothing to escape from: a plain open takes any path",
+)
 def test_a_path_outside_is_refused(files, path):
     assert kind_of(files.read, path, 10) == "invalid"
     assert kind_of(files.write, path, b"x") == "invalid"
 
 
+@pytest.mark.attack(
+    BY_DESCRIPTORS,
+    without="nothing to escape from: a plain open follows the link",
+)
 def test_no_link_is_followed(files, tree):
     (tree / "workspace/link").symlink_to("../../secret")
     (tree / "workspace/up").symlink_to("../..")
@@ -83,6 +92,10 @@ def test_writing_over_a_link_replaces_the_link(files, tree):
     assert (tree.parent / "secret").read_text() == "of the host"
 
 
+@pytest.mark.attack(
+    BY_DESCRIPTORS,
+    without="nothing to escape from: a plain open takes any kind",
+)
 def test_only_regular_files_are_read(files, tree):
     os.mkfifo(tree / "tmp/fifo")
     with socket.socket(socket.AF_UNIX) as listening:
@@ -154,6 +167,10 @@ def wait_for_another_time(file, before_ns):
     assert wait_until(is_later)
 
 
+@pytest.mark.attack(
+    BY_DESCRIPTORS,
+    without="the project has no careless reader to compare with",
+)
 def test_a_tree_that_is_swapped_while_it_is_read_never_leads_outside(files, tree):
     """The program renames a directory and puts a link in its place, again and again."""
     (tree / "workspace/d").mkdir()
@@ -250,6 +267,7 @@ def test_files_at_paths_too_long_to_use_are_not_listed(files, tree):
         remove_deep(tree / "workspace", "d" * 250)
 
 
+@pytest.mark.attack("a listing looks at a bounded number of entries", without=EXHAUSTS)
 @pytest.mark.parametrize("make", ["mkdir", "touch"])
 def test_entries_of_every_kind_are_bounded_in_number(files, tree, monkeypatch, make):
     for number in range(50):

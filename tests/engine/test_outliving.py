@@ -125,6 +125,7 @@ print(bool(wait_for_all_but(set(), 0.5)))
     assert elsewhere(code, str(tmp_path)) == "True\n"
 
 
+@pytest.mark.attack("processes", control="test_a_chain_of_forks_outlives_who_started_it")
 @pytest.mark.parametrize(("ends", "groups"), [("well", NO_GROUPS), ("by time", NO_GROUPS), ("well", "")])
 def test_a_chain_of_forks_ends_with_its_execution(
     elsewhere: Elsewhere, public_path: Path, level: str, ends: str, groups: str
@@ -139,6 +140,7 @@ def test_a_chain_of_forks_ends_with_its_execution(
     assert elsewhere(script(level, rest, groups), str(public_path)) == "nothing is left\n"
 
 
+@pytest.mark.attack("processes", control="test_a_chain_of_forks_outlives_who_started_it")
 def test_a_chain_of_forks_ends_with_its_session(elsewhere: Elsewhere, public_path: Path, level: str) -> None:
     public_path.chmod(0o1777)
     rest = f"""
@@ -149,6 +151,7 @@ def test_a_chain_of_forks_ends_with_its_session(elsewhere: Elsewhere, public_pat
     assert elsewhere(script(level, rest), str(public_path)) == "nothing is left\n"
 
 
+@pytest.mark.attack("processes", control="test_a_chain_of_forks_outlives_who_started_it")
 def test_an_interrupt_leaves_the_interpreter_and_nobody_else(
     elsewhere: Elsewhere, public_path: Path, level: str
 ) -> None:
@@ -167,6 +170,7 @@ def test_an_interrupt_leaves_the_interpreter_and_nobody_else(
     assert elsewhere(script(level, rest), str(public_path)) == "nothing is left\n"
 
 
+@pytest.mark.attack("processes", control="test_a_chain_of_forks_outlives_who_started_it", level="process")
 @pytest.mark.parametrize("how", list(SIGNALS_AT))
 def test_nothing_outlives_a_supervisor_that_its_program_signals(
     elsewhere: Elsewhere, public_path: Path, how: str

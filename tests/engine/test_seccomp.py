@@ -388,6 +388,7 @@ def make(calls: list[tuple[str, tuple[int, ...], str]], program: Path | None) ->
     return found
 
 
+@pytest.mark.attack("the seccomp filter", control="test_without_the_filter_the_same_calls_reach_the_kernel")
 @here
 def test_the_kernel_applies_the_filter(program: Path) -> None:
     got = [errno.errorcode.get(number, "ok") for number in make(REACHES_THE_KERNEL, program)]
@@ -438,6 +439,7 @@ def test_loopback_works_with_network(open_program: Path, filtered: bool) -> None
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.attack("the seccomp filter", control="test_loopback_works_with_network")
 @here
 def test_no_network_socket_without_network(program: Path) -> None:
     done = guest("network", program)
@@ -445,6 +447,7 @@ def test_no_network_socket_without_network(program: Path) -> None:
     assert "Address family not supported" in done.stderr
 
 
+@pytest.mark.attack("the seccomp filter", control="makes_a_user_namespace_through_the_32_bit_gate")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the 32-bit entry is x86-64's")
 def test_the_32_bit_entry_kills_the_process(program: Path) -> None:
     if guest("int80", None).returncode:

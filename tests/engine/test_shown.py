@@ -10,6 +10,7 @@ from process_view import descriptors, opened_since
 from fumehood.engine.engine import Engine, shared
 from fumehood.errors import FileError, IsolationUnavailable
 from fumehood.types import Command, Exited, Limits
+from harness.attacks import BY_DESCRIPTORS, THREE_PIPES
 from support import HANG_S, wait_until
 
 LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=16 << 20, inodes=512)
@@ -77,6 +78,10 @@ def test_a_program_that_left_nothing_has_none(ran):
     assert listed(cell) == {}
 
 
+@pytest.mark.attack(
+    BY_DESCRIPTORS,
+    without="nothing to escape from: a plain open takes any kind",
+)
 def test_what_is_no_regular_file_is_neither_listed_nor_read(ran):
     cell, event = ran(
         "os.symlink('/etc/passwd', out + 'link')\n"
@@ -93,6 +98,10 @@ def test_what_is_no_regular_file_is_neither_listed_nor_read(ran):
             read(cell, name)
 
 
+@pytest.mark.attack(
+    BY_DESCRIPTORS,
+    without="nothing to escape from: a plain open follows the link",
+)
 def test_a_link_in_place_of_the_directory_leads_nowhere(ran):
     cell, event = ran("os.rename(out[:-1], out[:-1] + '2')\nos.symlink('/etc', out[:-1])")
     assert event.exit_code == 0
@@ -115,6 +124,9 @@ def test_a_file_past_the_cap_is_not_read(ran):
     assert refusal.value.kind == "too_large"
 
 
+@pytest.mark.attack(
+    "files are read when all processes are gone", without="the project has no careless reader to compare with"
+)
 def test_who_goes_on_writing_after_the_end_is_gone_before_anything_is_read(ran):
     cell, event = ran(
         "open(out + 'count', 'w').write('0')\n"
@@ -145,6 +157,7 @@ def test_the_files_of_a_program_that_was_killed_are_there(engine):
         cell.close()
 
 
+@pytest.mark.attack(THREE_PIPES, control="fd01")
 def test_the_program_holds_no_descriptor_of_ours(ran):
     cell, event = ran(
         "held = []\n"

@@ -18,6 +18,7 @@ from fumehood.engine.engine import Engine, shared
 from fumehood.engine.volume import Volume
 from fumehood.errors import BadArgument, FileError, IsolationUnavailable, SandboxLost
 from fumehood.types import Command, Display, Exited, Limits, Output
+from harness.attacks import BOUNDED_FRAMES, OWN_CHANNEL
 from support import HANG_S, wait_until
 
 LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=16 << 20, inodes=512)
@@ -188,6 +189,10 @@ NESTED = b"[" * 200_000
         pytest.param(SAY.format(data=f"{struct.pack('<I', len(NESTED))} + b'[' * {len(NESTED)}"), id="nested"),
     ],
 )
+@pytest.mark.attack(
+    BOUNDED_FRAMES,
+    without=OWN_CHANNEL,
+)
 def test_a_program_that_speaks_on_the_channel_harms_only_itself(sealed, opened, attack):
     """It finds the channel and says what it likes there: the run ends somehow, and the next one is served."""
     volume = opened(sealed)
@@ -257,6 +262,9 @@ def test_a_file_that_is_replaced_keeps_its_mode(engine, opened):
     assert command(volume, "sh", "-c", "stat -c %a r.sh; sh -c ./r.sh || cat r.sh")[0].startswith("755\n")
 
 
+@pytest.mark.attack(
+    "the host goes there as the program's own user", without="nothing to escape from: root reads everything"
+)
 def test_the_host_reads_no_more_than_the_program_may(sealed, opened, tmp_path):
     """As root it could: a file of somebody else's, with no right for others, that a mount shows inside."""
     if os.geteuid() != 0:
@@ -432,6 +440,10 @@ def headless(wanted: str) -> set[str]:
     return found
 
 
+@pytest.mark.attack(
+    "a mount namespace of its own for each session",
+    control="test_a_neighbour_s_files_and_processes_are_out_of_reach",
+)
 def test_volumes_do_not_see_one_another(sealed, opened):
     one, other = opened(sealed), opened(sealed)
     one.write("/workspace/canary", b"one")

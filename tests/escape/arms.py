@@ -88,6 +88,7 @@ def attempt(attack: str, nonce: str) -> None:
     say("ran")
     scope: dict[str, Any] = {"__name__": "__main__"}
     error, number = None, 0
+    ctypes.set_errno(0)  # what was refused before is nothing of the attack's
     try:
         exec(attack, scope)
         number = ctypes.get_errno()
@@ -140,10 +141,15 @@ def read_outcome(output: str, nonce: str) -> Outcome:
     return Outcome(ran, True, output=output, **reports[-1])
 
 
+SEEN: list[tuple[str, Outcome]] = []  # by a test, for the page of all attacks
+
+
 def in_the_sandbox(sandbox: Any, attack: str, timeout: float = HANG_S, **settings: Any) -> tuple[Outcome, Any]:
     nonce = secrets.token_hex(8)
     result = sandbox.execute(program(attack, nonce), timeout=timeout, **settings)
-    return read_outcome(result.stdout, nonce), result
+    outcome = read_outcome(result.stdout, nonce)
+    SEEN.append(("sandbox", outcome))
+    return outcome, result
 
 
 # ---- the control arm, seen from outside
@@ -168,6 +174,7 @@ def in_a_throwaway_namespace(attack: str, values: Mapping[str, Any], *, as_real_
     outcome = read_outcome(done.stdout, nonce)
     if not outcome.ran:
         raise RuntimeError(f"the control arm did not run: {done.stdout}\n{done.stderr}")
+    SEEN.append(("control", outcome))
     return outcome
 
 

@@ -36,6 +36,7 @@ from fumehood.errors import IsolationUnavailable
 from fumehood.handed import Handed
 from fumehood.sync_session import SyncStream
 from fumehood.types import Output
+from harness.attacks import ORDERS_BY_SOCKET, THREE_PIPES, Known
 from support import HANG_S, wait_until
 
 from . import arms
@@ -53,6 +54,7 @@ PRELUDE = (
 @dataclass(frozen=True)
 class Attack:
     run: Callable[[], Any]
+    by: str  # what holds it: a line of the receipt, or words
     real_root: bool  # its control arm needs more than a mapped root; an ordinary user's cannot win
     may_lack: str | None  # why a control arm may lose on another machine
     stage: dict[str, str]  # what the control arm sets up differently
@@ -67,10 +69,10 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(
-    *, real_root: bool = False, may_lack: str | None = None, **stage: str
+    by: str, *, real_root: bool = False, may_lack: str | None = None, **stage: str
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     def register(run: Callable[[], Any]) -> Callable[[], Any]:
-        ATTACKS[run.__name__] = Attack(run, real_root, may_lack, stage)
+        ATTACKS[run.__name__] = Attack(run, by, real_root, may_lack, stage)
         return run
 
     return register
@@ -79,7 +81,7 @@ def attack(
 # ---- PID 1
 
 
-@attack()
+@attack("processes")
 def reads_what_proc_says_of_pid_1() -> Any:
     found = []
     for name in ("environ", "maps", "auxv", "stack", "syscall", "io", "smaps", "pagemap", "mem"):
@@ -104,7 +106,7 @@ def reads_what_proc_says_of_pid_1() -> Any:
     return os.getpid() != 1 and found
 
 
-@attack()
+@attack("processes")
 def writes_what_proc_offers_of_pid_1() -> Any:
     found = []
     for name in (
@@ -124,13 +126,13 @@ def writes_what_proc_offers_of_pid_1() -> Any:
     return os.getpid() != 1 and found
 
 
-@attack()
+@attack("processes")
 def takes_a_descriptor_of_pid_1() -> Any:
     pidfd = syscall(434, 434, 1, 0)  # pidfd_open
     return isinstance(pidfd, int) and [fd for fd in range(16) if isinstance(syscall(438, 438, pidfd, fd, 0), int)]
 
 
-@attack()
+@attack("processes")
 def reads_memory_of_pid_1() -> Any:
     buffer = ctypes.create_string_buffer(8)
     address = next(int(line.split("-")[0], 16) for line in open("/proc/1/maps") if " r" in line)  # noqa: SIM115
@@ -138,7 +140,7 @@ def reads_memory_of_pid_1() -> Any:
     return isinstance(syscall(310, 270, 1, local, 1, remote, 1, 0), int)
 
 
-@attack()
+@attack("syscalls")
 def traces_pid_1_or_a_child() -> Any:
     seize = 0x4206
     child = os.fork()
@@ -150,7 +152,7 @@ def traces_pid_1_or_a_child() -> Any:
     return won
 
 
-@attack()
+@attack(THREE_PIPES)
 def reaches_a_peer_through_a_socket_it_was_given() -> Any:
     """SO_PEERPIDFD names the process that made the other end, whatever its namespace."""
     so_peerpidfd, won = 77, []
@@ -165,7 +167,7 @@ def reaches_a_peer_through_a_socket_it_was_given() -> Any:
     return won
 
 
-@attack(SAME_SESSION="yes")
+@attack("processes", SAME_SESSION="yes")
 def belongs_to_a_process_group_outside() -> Any:
     """Then kill(0) would reach across the pid namespace."""
     return 0 in (os.getpgid(0), os.getsid(0))
@@ -174,7 +176,7 @@ def belongs_to_a_process_group_outside() -> Any:
 # ---- more namespaces
 
 
-@attack()
+@attack("syscalls")
 def makes_namespaces_with_unshare() -> Any:
     won = []
     for flag in (0x10000000, 0x00020000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000, 0x00000080):
@@ -186,7 +188,7 @@ def makes_namespaces_with_unshare() -> Any:
     return won
 
 
-@attack()
+@attack("syscalls")
 def makes_a_user_namespace_with_clone3() -> Any:
     arguments = struct.pack("11Q", 0x10000000, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, 0)
     pid = syscall(435, 435, arguments, len(arguments))
@@ -195,7 +197,7 @@ def makes_a_user_namespace_with_clone3() -> Any:
     return isinstance(pid, int)
 
 
-@attack()
+@attack("syscalls")
 def makes_namespaces_with_clone() -> Any:
     won = []
     for flag in (0x10000000, 0x10000000 | 0x00020000, 0x40000000, 0x20000000, 0x02000000):
@@ -207,7 +209,7 @@ def makes_namespaces_with_clone() -> Any:
     return won
 
 
-@attack(may_lack="only x86_64 has int 0x80, and not every kernel takes it")
+@attack("syscalls", may_lack="only x86_64 has int 0x80, and not every kernel takes it")
 def makes_a_user_namespace_through_the_32_bit_gate() -> Any:
     """push rbx; mov eax, 310 (unshare); mov ebx, CLONE_NEWUSER; int 0x80; pop rbx; ret"""
     if os.uname().machine != "x86_64":
@@ -222,7 +224,7 @@ def makes_a_user_namespace_through_the_32_bit_gate() -> Any:
     return os.waitpid(child, 0)[1] == 0
 
 
-@attack()
+@attack("syscalls")
 def enters_namespaces_of_pid_1() -> Any:
     pidfd = syscall(434, 434, 1, 0)
     return [flag for flag in (0x04000000, 0x08000000, 0x40000000) if syscall(308, 268, pidfd, flag) == 0]
@@ -231,7 +233,7 @@ def enters_namespaces_of_pid_1() -> Any:
 # ---- mounts and files
 
 
-@attack()
+@attack("syscalls")
 def mounts_with_the_new_calls() -> Any:
     fsopen, open_tree = syscall(430, 430, b"tmpfs", 0), syscall(428, 428, -100, b"/", 1)
     clear_read_only = struct.pack("4Q", 0, 1, 0, 0)
@@ -239,20 +241,20 @@ def mounts_with_the_new_calls() -> Any:
     return [result for result in (fsopen, open_tree, remount) if isinstance(result, int)]
 
 
-@attack()
+@attack("syscalls")
 def detaches_what_covers_the_host() -> Any:
     detach = 2
     return [path for path in (b"/tmp", b"/dev/shm", b"/proc") if syscall(166, 39, path, detach) == 0]
 
 
-@attack()
+@attack("syscalls")
 def changes_where_its_root_is() -> Any:
     os.makedirs("/tmp/new/old", exist_ok=True)
     chroot = syscall(161, 51, b"/tmp/new")
     return chroot == 0
 
 
-@attack(may_lack="an ordinary user may write to none of these on the host either")
+@attack("files", may_lack="an ordinary user may write to none of these on the host either")
 def writes_where_the_system_lives() -> Any:
     import sysconfig
 
@@ -272,7 +274,7 @@ def writes_where_the_system_lives() -> Any:
     return won
 
 
-@attack(real_root=True, may_lack="the interpreter is somebody else's")
+@attack("files", real_root=True, may_lack="the interpreter is somebody else's")
 def changes_its_interpreter_on_the_host() -> Any:
     """Started before the root was built, /proc/self/exe leads back out."""
     won = []
@@ -292,7 +294,7 @@ def changes_its_interpreter_on_the_host() -> Any:
     return won
 
 
-@attack()
+@attack("files")
 def finds_a_mount_that_keeps_setuid_or_devices() -> Any:
     mounts = [line.split() for line in open("/proc/self/mountinfo")]  # noqa: SIM115
     setuid = [fields[4] for fields in mounts if "nosuid" not in fields[5].split(",")]
@@ -300,7 +302,7 @@ def finds_a_mount_that_keeps_setuid_or_devices() -> Any:
     return setuid + [path for path in writable if not path.startswith("/dev/")]
 
 
-@attack()
+@attack("files")
 def finds_a_device_beyond_the_harmless() -> Any:
     harmless = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)}
     won = []
@@ -312,28 +314,28 @@ def finds_a_device_beyond_the_harmless() -> Any:
     return won
 
 
-@attack(real_root=True)
+@attack("privileges", real_root=True)
 def gives_a_file_away() -> Any:
     Path("/tmp/gift").write_text("x")
     os.chown("/tmp/gift", 12345, 12345)
     return True
 
 
-@attack()
+@attack("privileges")
 def grants_a_file_capabilities() -> Any:
     Path("/tmp/capable").write_text("x")
     os.setxattr("/tmp/capable", "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 21, 0, 0, 0))
     return True
 
 
-@attack(may_lack="no setuid program on this machine")
+@attack("privileges", may_lack="no setuid program on this machine")
 def gains_from_a_setuid_program() -> Any:
     programs = [path for path in glob.glob("/usr/bin/*") if os.stat(path).st_mode & 0o4000]
     status = Path("/proc/self/status").read_text()
     return programs and "NoNewPrivs:\t1" not in status
 
 
-@attack()
+@attack("syscalls")
 def sheds_the_filter_by_running_a_program_from_memory() -> Any:
     memory = os.memfd_create("program", 0)
     os.write(memory, Path("/bin/cat").read_bytes())
@@ -348,7 +350,7 @@ def sheds_the_filter_by_running_a_program_from_memory() -> Any:
 # ---- the kernel's other doors
 
 
-@attack(may_lack="a mapped root may own none of them")
+@attack("privileges", may_lack="a mapped root may own none of them")
 def writes_a_sysctl() -> Any:
     names = (
         "kernel/hostname", "kernel/domainname", "kernel/core_pattern", "kernel/ns_last_pid", "kernel/shmmax",
@@ -366,7 +368,7 @@ def writes_a_sysctl() -> Any:
     return won
 
 
-@attack()
+@attack("syscalls")
 def reaches_calls_that_only_root_needs() -> Any:
     """Bad pointers: anything but EPERM and ENOSYS means that the kernel itself looked at the call."""
     bad = ctypes.c_void_p(1)
@@ -401,7 +403,7 @@ def reaches_calls_that_only_root_needs() -> Any:
     return [name for name, call in calls.items() if syscall(*call) not in ("EPERM", "ENOSYS")]
 
 
-@attack()
+@attack("syscalls")
 def reaches_terminal_injection() -> Any:
     """On a pipe the kernel would say ENOTTY; high bits must not hide the request."""
     tiocsti, tioclinux = 0x5412, 0x541C
@@ -412,7 +414,7 @@ def reaches_terminal_injection() -> Any:
     return won
 
 
-@attack()
+@attack("syscalls")
 def speaks_to_the_kernel_over_netlink() -> Any:
     won = []
     for protocol in (4, 6, 9, 10, 11, 12, 15, 16, 20, 21):
@@ -424,7 +426,7 @@ def speaks_to_the_kernel_over_netlink() -> Any:
     return won
 
 
-@attack()
+@attack("privileges")
 def adds_a_network_interface() -> Any:
     """RTM_NEWLINK: a pair of virtual interfaces; refused without CAP_NET_ADMIN."""
     kind = struct.pack("HH", 8, 1) + b"veth"
@@ -437,18 +439,18 @@ def adds_a_network_interface() -> Any:
         return struct.unpack_from("i", netlink.recv(4096), 16)[0] == 0
 
 
-@attack()
+@attack("syscalls")
 def sends_raw_packets() -> Any:
     socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).close()
     return True
 
 
-@attack()
+@attack("syscalls")
 def renames_the_host() -> Any:
     return syscall(170, 161, b"pwned", 5) == 0
 
 
-@attack(may_lack="the caller is in the root of every cgroup")
+@attack("a cgroup namespace of its own", may_lack="the caller is in the root of every cgroup")
 def learns_where_the_host_put_it() -> Any:
     return [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.split(":", 2)[2] != "/"]
 
@@ -456,7 +458,7 @@ def learns_where_the_host_put_it() -> Any:
 # ---- limits
 
 
-@attack(real_root=True, may_lack="no CAP_SYS_RESOURCE even for root")
+@attack("privileges", real_root=True, may_lack="no CAP_SYS_RESOURCE even for root")
 def raises_its_hard_limits() -> Any:
     won = []
     for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK", "RLIMIT_CPU"):
@@ -473,7 +475,7 @@ def raises_its_hard_limits() -> Any:
     return won
 
 
-@attack()
+@attack("RLIMIT_CORE, which no program can raise")
 def may_dump_core() -> Any:
     resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
     return resource.getrlimit(resource.RLIMIT_CORE)[0] not in (
@@ -482,14 +484,14 @@ def may_dump_core() -> Any:
     )  # 1 is the kernel's word for "not even to a helper"
 
 
-@attack(real_root=True, may_lack="no CAP_SYS_RESOURCE even for root")
+@attack("privileges", real_root=True, may_lack="no CAP_SYS_RESOURCE even for root")
 def makes_itself_hard_to_kill_for_the_oom_killer() -> Any:
     adjust = Path("/proc/self/oom_score_adj")
     adjust.write_text(str(int(adjust.read_text()) - 1))
     return True
 
 
-@attack(real_root=True)
+@attack("syscalls", real_root=True)
 def schedules_itself_before_everyone() -> Any:
     won = []
     try:
@@ -505,7 +507,7 @@ def schedules_itself_before_everyone() -> Any:
     return won
 
 
-@attack()
+@attack("syscalls")
 def starves_pid_1_by_scheduling() -> Any:
     """What is idle, last in line or bound to one busy CPU does not get to end anybody."""
     idle, best_effort_last, own = 5, (2 << 13) | 7, os.getpid()
@@ -544,6 +546,10 @@ def sandbox() -> Iterator[Any]:
         pytest.skip(f"no sealed sandbox on this machine: {missing}")
 
 
+CORPUS = {name: Known(name.replace("_", " "), known.by) for name, known in ATTACKS.items()}
+
+
+@pytest.mark.attack(corpus=CORPUS)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_the_sandbox_holds(name: str, sandbox: Any) -> None:
     outcome, result = arms.in_the_sandbox(sandbox, ATTACKS[name].text)
@@ -553,9 +559,12 @@ def test_the_sandbox_holds(name: str, sandbox: Any) -> None:
     assert outcome.was_refused, f"the attack is broken: {outcome.error}"
 
 
+@pytest.mark.attack(corpus=CORPUS, wins=True)
 @pytest.mark.parametrize("name", ATTACKS)
-def test_the_attack_wins_without_the_sandbox(name: str) -> None:
+def test_the_attack_wins_without_the_sandbox(name: str, record_property: Callable[[str, object], None]) -> None:
     known = ATTACKS[name]
+    if known.real_root and os.geteuid() != 0:
+        record_property("cannot_win", "it needs real root, and an ordinary user's arm has a mapped one")
     outcome = arms.in_a_throwaway_namespace(known.text, known.stage, as_real_root=known.real_root)
     if known.real_root and os.geteuid() != 0:
         assert not outcome.won, f"listed as one that needs real root, and it won: {outcome.shown}"
@@ -612,6 +621,10 @@ def forges_the_sender_of_a_signal() -> None:
     sys.exit(7)
 
 
+@pytest.mark.attack(
+    ORDERS_BY_SOCKET,
+    without="every PID 1 is shielded by the kernel; what is asked is what the host believes",
+)
 @pytest.mark.parametrize("work", [signals_everything_at_pid_1, forges_the_sender_of_a_signal])
 def test_nobody_but_the_program_says_when_it_is_done(work: Callable[[], None], sandbox: Any) -> None:
     result = run(sandbox, work)
@@ -632,6 +645,7 @@ def starves_pid_1() -> None:
     sys.exit(7)
 
 
+@pytest.mark.attack("syscalls", without="there is no PID 1 of ours outside")
 def test_a_pid_1_without_resources_is_still_a_result(sandbox: Any) -> None:
     result = run(sandbox, starves_pid_1)
     assert "changed" in result.stdout, result
@@ -647,6 +661,7 @@ def kills_everyone_it_can(target: int, number: int) -> None:
     os.kill(target, number)
 
 
+@pytest.mark.attack("processes", without="it would end the tests")
 @pytest.mark.parametrize("target", [0, -1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_killing_everyone_ends_only_the_program(target: int, number: int, sandbox: Any) -> None:
@@ -669,6 +684,7 @@ def writes_to_every_descriptor() -> None:
     sys.exit(7)
 
 
+@pytest.mark.attack(THREE_PIPES, without="it would write to the tests' own files")
 def test_noise_on_every_descriptor_changes_nothing(sandbox: Any) -> None:
     result = run(sandbox, writes_to_every_descriptor)
     assert (result.stdout, result.exit_code) == ("wrote\n", 7), result
@@ -709,6 +725,7 @@ def scan_for(needle: str) -> str:
     return arms.fill(SCAN, {"HEAD": head.hex(), "REST": len(rest), "DIGEST": hashlib.sha256(rest).hexdigest()})
 
 
+@pytest.mark.attack("a zygote that was started with an empty environment", control="itself")
 def test_memory_holds_nothing_of_the_host_or_of_other_executions(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = secrets.token_hex(24), secrets.token_hex(24)
     monkeypatch.setenv("ESCAPE_TEST_PASSWORD", ours)
@@ -767,6 +784,9 @@ def looks_for_things_left(mark: str) -> None:
     print("found", found)
 
 
+@pytest.mark.attack(
+    "one cell, one program: nothing is used again", without="two bare programs share all of it by design"
+)
 def test_nothing_stays_from_one_execution_to_the_next(sandbox: Any) -> None:
     mark = "mark" + secrets.token_hex(8)
     assert run(sandbox, leaves_things_behind, mark).stdout == "left\n"
@@ -788,6 +808,7 @@ def test_random_numbers_differ_between_executions(sandbox: Any) -> None:
         assert len(set(drawn)) == len(runs), drawn
 
 
+@pytest.mark.attack("processes", control="prc01")
 def test_every_execution_sees_itself_as_the_only_one(sandbox: Any) -> None:
     code = "import os; print(os.getpid(), sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))"
     with ThreadPoolExecutor(4) as pool:
@@ -897,6 +918,9 @@ def starts_a_process(sandbox: Any) -> bool:
     return True
 
 
+@pytest.mark.attack(
+    "limits of what the kernel counts per user, by number and by namespace", without="it would starve the machine"
+)
 @pytest.mark.parametrize("work", [floods_pending_signals, floods_descriptors_in_flight, floods_inotify, floods_pipes])
 @pytest.mark.usefixtures("usual_open_files")
 def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) -> None:
@@ -943,6 +967,7 @@ with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sa
 """
 
 
+@pytest.mark.attack("files", control="changes_its_interpreter_on_the_host", level="sealed")
 def test_an_interpreter_of_the_callers_own_stays_as_it_is(tmp_path: Path) -> None:
     make = [sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "own"]
     subprocess.run(make, check=True, umask=0o022, timeout=HANG_S)
@@ -983,6 +1008,7 @@ with get_sandbox(isolation='sealed', require='sealed', store_code='never') as sa
 """
 
 
+@pytest.mark.attack("a session of its own, and pipes for a terminal", control="itself", level="sealed")
 def test_the_terminal_of_the_caller_is_out_of_reach() -> None:
     outer, terminal = os.openpty()
     host = subprocess.Popen(

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,38 @@ from fumehood import get_sandbox
 from fumehood.errors import IsolationUnavailable
 from fumehood.sync_session import SyncStream
 from fumehood.types import Output
+from harness.attacks import THREE_PIPES, Known
 from support import HANG_S
 
 from . import arms
 from .probes import PRELUDE, PROBES
 
 RUNNABLE = {probe["id"]: probe for probe in PROBES if probe["run"] and probe["group"] != "AST"}
+
+# What holds the probes of a group: a line of the receipt, or words.
+HELD_BY = {
+    **dict.fromkeys(("FS-R", "FS-W"), "files"),
+    **dict.fromkeys(("PROC", "SIG"), "processes"),
+    "NET": "network",
+    "IPC": "ipc",
+    "KERN": "syscalls",
+    "PRIV": "privileges",
+    "ENV": "an environment of our own: nothing of the host's is handed down",
+    "FD": THREE_PIPES,
+}
+HELD_OTHERWISE = {
+    **dict.fromkeys(("prc08", "prc11", "prv08", "sig10"), "files"),
+    **dict.fromkeys(("fsr06", "prc05", "prc06"), "privileges"),
+    **dict.fromkeys(("fsr08", "fsr10", "fsw03", "net08", "net10", "net11", "net15", "net16"), "syscalls"),
+    **dict.fromkeys(("ipc03", "sig05", "sig08"), "syscalls"),
+    **dict.fromkeys(("prc03", "sig06"), "PID 1 is not dumpable"),
+    **dict.fromkeys(("net18", "krn26", "krn28"), "nothing: it sets no verdict"),
+    "prc10": "own uts namespace, and a root without /etc/machine-id",
+    "env03": "processes",
+}
+CORPUS = {
+    name: Known(probe["title"], HELD_OTHERWISE.get(name) or HELD_BY[probe["group"]]) for name, probe in RUNNABLE.items()
+}
 
 # Probes whose control arm cannot win anywhere, and why. One that does win is a mistake in this table.
 CANNOT_WIN = {
@@ -167,6 +193,7 @@ def inside(canaries: Canaries) -> dict[str, Any]:
     return canaries.values | {"WS": "/workspace", "OUT": "/tmp/output", "BINDWS": bound}
 
 
+@pytest.mark.attack(corpus=CORPUS)
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_the_sandbox_holds(name: str, sandbox: Any, canaries: Canaries) -> None:
     attack = arms.fill(PRELUDE + RUNNABLE[name]["code"], inside(canaries))
@@ -183,8 +210,12 @@ def assert_held(name: str, outcome: arms.Outcome, result: Any, canaries: Canarie
     assert not list(canaries.workspace.iterdir())
 
 
+@pytest.mark.attack(corpus=CORPUS, wins=True)
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_the_probe_wins_without_the_sandbox(name: str, canaries: Canaries) -> None:
+def test_the_probe_wins_without_the_sandbox(
+    name: str, canaries: Canaries, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("cannot_win", cannot_win(name))
     values = canaries.values | STAGES.get(name, {})
     try:
         outcome = arms.in_a_throwaway_namespace(PRELUDE + RUNNABLE[name]["code"], values, as_real_root=True)
@@ -193,9 +224,12 @@ def test_the_probe_wins_without_the_sandbox(name: str, canaries: Canaries) -> No
         canaries.clear()
 
 
+def cannot_win(name: str) -> str | None:
+    return CANNOT_WIN.get(name) or (NEEDS_REAL_ROOT.get(name) if os.geteuid() != 0 else None)
+
+
 def assert_won(name: str, outcome: arms.Outcome, canaries: Canaries) -> None:
-    cannot = CANNOT_WIN.get(name) or (os.geteuid() != 0 and NEEDS_REAL_ROOT.get(name))
-    if cannot:
+    if cannot := cannot_win(name):
         assert not outcome.won, f"listed as one that cannot win ({cannot}), and it won: {outcome.shown}"
         return
     if not outcome.won and name in MAY_LACK:
@@ -233,6 +267,7 @@ def knock(port: int) -> int:
         return client.connect_ex(("127.0.0.1", port))
 
 
+@pytest.mark.attack("network", control="itself")
 def test_a_listener_inside_is_not_reachable_from_the_host(sandbox: Any) -> None:
     with kept_port() as port:
         with SyncStream(sandbox.stream(arms.fill(LISTENER, {"PORT": port}), timeout=HANG_S)) as inside:
@@ -246,4 +281,4 @@ def test_a_listener_inside_is_not_reachable_from_the_host(sandbox: Any) -> None:
 
 
 def test_the_tables_name_only_probes_that_exist() -> None:
-    assert {*CANNOT_WIN, *NEEDS_REAL_ROOT, *MAY_LACK} <= set(RUNNABLE)
+    assert {*CANNOT_WIN, *NEEDS_REAL_ROOT, *MAY_LACK, *HELD_OTHERWISE} <= set(RUNNABLE)

@@ -25,11 +25,12 @@ from fumehood import open_session, outputs
 from fumehood.errors import FileError, IsolationUnavailable
 from fumehood.guest.wire import MAX_FRAME
 from fumehood.packages import Layer
+from harness.attacks import BOUNDED_FRAMES, BY_DESCRIPTORS, ORDERS_BY_SOCKET, OWN_CHANNEL
 from support import HANG_S, wait_until
 
 from . import arms
 from .arms import syscall, wait_for_pid_1
-from .test_attacks import ATTACKS
+from .test_attacks import ATTACKS, CORPUS
 
 PRELUDE = (
     "from __future__ import annotations\n"
@@ -120,6 +121,7 @@ def alive(marker: str) -> bool:
 # ---- the whole corpus, whose control arms stand beside it
 
 
+@pytest.mark.attack(corpus=CORPUS)
 @pytest.mark.parametrize("verb", ["run", "exec"])
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_session_holds_as_a_single_execution_does(name: str, verb: str, shared: Any) -> None:
@@ -195,6 +197,7 @@ def looks_for_a_neighbour(canary: str) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.attack("a mount namespace of its own for each session", control="itself")
 @pytest.mark.parametrize("verb", ["run", "exec"])
 def test_a_neighbour_s_files_and_processes_are_out_of_reach(session: Any, verb: str) -> None:
     canary = "canary" + secrets.token_hex(8)
@@ -283,6 +286,7 @@ def state(path: Path) -> tuple[Any, ...]:
     return path.read_bytes(), found.st_mode, found.st_uid, found.st_mtime_ns, found.st_ctime_ns, os.listxattr(path)
 
 
+@pytest.mark.attack("a read-only clone of the mount", control="test_the_same_attempts_change_a_file_that_is_not_lent")
 @pytest.mark.parametrize("verb", ["run", "exec"])
 @pytest.mark.parametrize("owner", ["mine", "the program's", "a virtual copy"])
 def test_a_lent_dataset_cannot_be_changed(tmp_path: Path, verb: str, owner: str) -> None:
@@ -313,6 +317,7 @@ def test_the_same_attempts_change_a_file_that_is_not_lent() -> None:
         assert f"'{name}'" in control.shown, control.shown
 
 
+@pytest.mark.attack("a read-only clone of the mount", control="test_the_same_attempts_change_a_file_that_is_not_lent")
 def test_a_layer_of_packages_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer is given by hand: what fills it is another matter."""
     layer = tmp_path / "layer"
@@ -385,6 +390,10 @@ def swaps(secret: str) -> None:
 ROUNDS = "print(open('/tmp/rounds').read() if __import__('os').path.exists('/tmp/rounds') else 0)"
 
 
+@pytest.mark.attack(
+    BY_DESCRIPTORS,
+    without="the project has no careless reader to compare with",
+)
 @pytest.mark.parametrize("looks", [40, pytest.param(2000, marks=pytest.mark.soak)])
 def test_a_race_with_the_copy_never_reaches_the_host_s_files(session: Any, tmp_path: Path, looks: int) -> None:
     secret = tmp_path / "host" / "secret.txt"
@@ -417,6 +426,7 @@ def test_a_race_with_the_copy_never_reaches_the_host_s_files(session: Any, tmp_p
     assert os.listdir(secret.parent) == ["secret.txt"]
 
 
+@pytest.mark.attack("caps on each file, each call and their number", without="it would fill the disk")
 @pytest.mark.parametrize("unit", [MB // 32, pytest.param(MB, marks=pytest.mark.soak)], ids=["small", "in full"])
 def test_the_host_s_disk_is_not_filled_by_outputs(
     session: Any, tmp_path: Path, unit: int, monkeypatch: pytest.MonkeyPatch
@@ -443,6 +453,7 @@ for number in range(40):
     assert any("huge.txt" in warning for warning in result.meta["output_warnings"])
 
 
+@pytest.mark.attack("disk", without="it would fill the disk")
 def test_many_files_and_deep_directories_do_not_stop_the_host(session: Any) -> None:
     code = """
 import os
@@ -512,6 +523,10 @@ FORGED: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.attack(
+    BOUNDED_FRAMES,
+    without=OWN_CHANNEL,
+)
 @pytest.mark.parametrize("what", FORGED)
 def test_forged_frames_decide_nothing_but_their_own_run(session: Any, what: str) -> None:
     with opened(session_id="other") as other:
@@ -530,6 +545,10 @@ def test_forged_frames_decide_nothing_but_their_own_run(session: Any, what: str)
         assert other.run("print(x)").stdout == "42\n"
 
 
+@pytest.mark.attack(
+    BOUNDED_FRAMES,
+    without=OWN_CHANNEL,
+)
 def test_a_frame_that_is_too_long_ends_the_interpreter_alone(session: Any) -> None:
     code = f"{PRELUDE}\n{inspect.getsource(channel_of)}\nprint('ran', flush=True)\n"
     code += f"[os.write(fd, struct.pack('<I', {MAX_FRAME + 1})) for fd in channel_of()]\ntime.sleep(3600)"
@@ -539,6 +558,10 @@ def test_a_frame_that_is_too_long_ends_the_interpreter_alone(session: Any) -> No
     assert session.run("print(open('a').read())").stdout == "kept\n"
 
 
+@pytest.mark.attack(
+    BOUNDED_FRAMES,
+    without=OWN_CHANNEL,
+)
 def test_an_endless_stream_of_frames_is_bounded(session: Any) -> None:
     text = f"{PRELUDE}\n{inspect.getsource(channel_of)}\n"
     text += """
@@ -554,6 +577,7 @@ while True:
     assert_alive(session)
 
 
+@pytest.mark.attack("the deadline on the host's clock", without=OWN_CHANNEL)
 def test_half_a_frame_holds_nobody_up(session: Any) -> None:
     text = f"{PRELUDE}\n{inspect.getsource(channel_of)}\n"
     text += "print('ran', flush=True)\n[os.write(fd, struct.pack('<I', 1000) + b'{') for fd in channel_of()];"
@@ -561,6 +585,7 @@ def test_half_a_frame_holds_nobody_up(session: Any) -> None:
     assert_alive(session)
 
 
+@pytest.mark.attack("the end of the channel is the end of the interpreter", without=OWN_CHANNEL)
 def test_a_closed_channel_holds_nobody_up(session: Any) -> None:
     session.run("open('a', 'w').write('kept');")
     result = session.run("import os; print('ran', flush=True); os.closerange(3, 70000)\nimport time; time.sleep(3600)")
@@ -599,6 +624,7 @@ def new_marker() -> str:
     return f"{secrets.randbelow(10**9) + 10**6}.375"
 
 
+@pytest.mark.attack("processes", control="test_a_chain_of_forks_outlives_who_started_it")
 @pytest.mark.parametrize("ending", ["close", "time-out", "command", "command's time-out", "cancelled stream"])
 def test_nothing_outlives_its_end(session: Any, ending: str) -> None:
     marker = new_marker()
@@ -622,6 +648,10 @@ def test_nothing_outlives_its_end(session: Any, ending: str) -> None:
     assert wait_until(lambda: not alive(marker))
 
 
+@pytest.mark.attack(
+    ORDERS_BY_SOCKET,
+    without=OWN_CHANNEL,
+)
 def test_the_interpreter_is_interrupted_by_nobody_but_the_host(session: Any) -> None:
     """Signals that mean something between host and supervisor, sent from inside."""
     code = f"""
