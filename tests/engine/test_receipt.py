@@ -229,5 +229,5 @@ def test_no_axis_is_stronger_than_the_level(level: str) -> None:
 
 def test_landlock_is_said_to_leave_modes_to_who_owns_the_files() -> None:
     for dropped in (False, True):
-        receipt = receipts.write(enforced("confined", landlock=7, is_root=dropped, became_unprivileged=dropped), Limits())
-        assert ("contents only" in receipt.axes["files"].mechanism) == (not dropped)
+        case = enforced("confined", landlock=7, is_root=dropped, became_unprivileged=dropped)
+        assert ("contents only" in receipt.write(case, LIMITS).axes["files"].mechanism) == (not dropped)

@@ -10,7 +10,6 @@ from .diagnose import errno_name, fix_for
 from .frames import Failure
 from .plan import SOCKET_BYTES, most_sockets
 
-
 _NO_METADATA = "contents only: modes, times and attributes of the user's own files can be changed"
 
 
