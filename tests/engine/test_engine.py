@@ -905,6 +905,7 @@ WAITS = "print('ready', flush=True); input()"
 AS_NOBODY: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "stdin": -1, "stdout": -1, "stderr": -1}
 
 
+@pytest.mark.attack("zygotes and PID 1 are not dumpable", control="itself", level="sealed")
 @pytest.mark.skipif(not is_root, reason="only root's programs have another user's id")
 def test_who_has_the_id_of_roots_programs_cannot_write_what_they_are_forked_from() -> None:
     def attack(pid: int) -> str:

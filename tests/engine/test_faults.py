@@ -312,6 +312,9 @@ def test_inotify_used_up_inside_is_left_for_the_host() -> None:  # res18
             greedy.close()
 
 
+@pytest.mark.attack(
+    "seccomp: no inotify instances", control="test_inotify_used_up_inside_is_left_for_the_host", level="confined"
+)
 def test_below_sealed_there_is_no_inotify_to_use_up() -> None:
     """There its instances would be those of the host's user. The control arm is the test above: `made True`."""
     code = probe("res18") + "\nprint('made', len([f for f in fds if f >= 0]), flush=True)"

@@ -16,9 +16,11 @@ from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.engine import Engine
 from fumehood.errors import IsolationUnavailable
 from fumehood.types import Command, Exited, Limits
+from harness.attacks import EXHAUSTS
 from support import HANG_S
 
 LIMITS = Limits(memory_bytes=128 << 20)
+COUNTED = "PID 1 is asked for each, and counts them"
 MANY = 300  # sockets: more than any of these programs may have
 
 FILLS = {
@@ -128,6 +130,7 @@ def test_sockets_and_their_buffers_have_no_bound_of_the_kernel_s_own(kind: str) 
     assert json.loads(done.stdout)[:2] == [MANY, None], done.stderr
 
 
+@pytest.mark.attack(COUNTED, control="test_sockets_and_their_buffers_have_no_bound_of_the_kernel_s_own", level="sealed")
 @GROUPS
 @pytest.mark.parametrize("kind", list(FILLS))
 def test_sockets_and_their_buffers_are_bounded(start: Callable[..., Engine], kind: str, groups: str) -> None:
@@ -182,6 +185,7 @@ def test_shared_memory_outlives_that_it_is_mapped() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"4 4\n"
 
 
+@pytest.mark.attack(COUNTED, control="test_shared_memory_outlives_that_it_is_mapped", level="sealed")
 @GROUPS
 @pytest.mark.parametrize("lets_go", ["drop", "unmap"])
 def test_shared_memory_that_nobody_maps_is_counted(start: Callable[..., Engine], groups: str, lets_go: str) -> None:
@@ -205,6 +209,7 @@ print('all of it')
 """
 
 
+@pytest.mark.attack("the control group, or PID 1 adds them up", without=EXHAUSTS, level="sealed")
 @GROUPS
 def test_page_tables_are_counted(start: Callable[..., Engine], groups: str) -> None:
     """256 MiB of them, for pages that are all the same one."""
