@@ -241,6 +241,13 @@ def test_terminal_injection_and_module_loading_ioctls_are_refused(judge: Judge) 
         assert judge("ioctl", 0, request) == "allow"
 
 
+def test_no_lease_and_no_watch_on_a_file_that_is_only_read(judge: Judge) -> None:
+    for command in (1024, 1026, 1040):  # F_SETLEASE, F_NOTIFY, F_SETDELEG
+        assert judge("fcntl", 3, command) == judge("fcntl", 3, HIGH | command) == "EPERM"
+    for command in (*range(18), 36, 37, 38, 1025, *range(1027, 1040)):
+        assert judge("fcntl", 3, command) == "allow", command
+
+
 def test_personality_can_be_asked_but_not_changed(judge: Judge) -> None:
     assert judge("personality", 0) == judge("personality", 0xFFFFFFFF) == judge("personality", -1) == "allow"
     assert {judge("personality", value) for value in (1, 8, 0x20000, 0x40000, 0x400000, 0xFFFFFFFE)} == {"EPERM"}
@@ -373,6 +380,8 @@ REACHES_THE_KERNEL = [
     ("seccomp", (99, 0, 0), "EPERM"),
     ("clone3", (BAD, 64), "ENOSYS"),
     ("ioctl", (NO_FD, 0x5412, 0), "EPERM"),
+    ("fcntl", (NO_FD, 1024, 0), "EPERM"),
+    ("fcntl", (NO_FD, 1026, 0), "EPERM"),
     ("prctl", (22, 99, 0, 0, 0), "EPERM"),
     ("setsockopt", (NO_FD, 1, 26, BAD, 16), "EPERM"),
     ("personality", (0x0400000,), "EPERM"),

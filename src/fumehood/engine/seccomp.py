@@ -17,7 +17,7 @@ __all__ = ["ALLOWED", "CHECKED", "compile_filter", "supported"]
 _FILES = """
     open openat openat2 creat close close_range read write pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2
     lseek stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 getdents getdents64 getcwd
-    chdir fchdir dup dup2 dup3 fcntl flock fsync fdatasync sync_file_range truncate ftruncate fallocate fadvise64
+    chdir fchdir dup dup2 dup3 flock fsync fdatasync sync_file_range truncate ftruncate fallocate fadvise64
     readahead sendfile copy_file_range splice tee pipe pipe2 rename renameat renameat2 mkdir mkdirat rmdir
     link linkat unlink unlinkat symlink symlinkat readlink readlinkat umask chmod fchmod fchmodat
     chown fchown lchown fchownat utime utimes futimesat utimensat
@@ -75,6 +75,8 @@ _IOCTLS_REFUSED = (
 )
 _SOL_SOCKET = 1
 _BUFFER_SIZES = (7, 8)  # SO_SNDBUF, SO_RCVBUF
+# F_SETLEASE, F_NOTIFY, F_SETDELEG: hold up, or watch, whoever opens a file that one may only read.
+_FCNTLS_REFUSED = (1024, 1026, 1040)
 _SOCKET_OPTIONS_REFUSED = {
     _SOL_SOCKET: (26, 50, 51, 52),  # SO_ATTACH_*: BPF programs; a flood of them exhausts the kernel's JIT memory
     6: (31,),  # IPPROTO_TCP, TCP_ULP: kernel TLS
@@ -202,6 +204,7 @@ def _checked(can_open_network: bool, asks: Collection[str] = ()) -> dict[str, _C
         "socketpair": _socket(can_open_network=False, asks=asks),  # UNIX is the one family that has pairs
         "setsockopt": _arg(1) + _choose(options, _ALLOW),
         "ioctl": _arg(1) + _one_of(_IOCTLS_REFUSED, _EPERM, _ALLOW),
+        "fcntl": _arg(1) + _one_of(_FCNTLS_REFUSED, _EPERM, _ALLOW),
         "personality": _only(_arg(0), (0, 0xFFFFFFFF)),
         "mknod": _only(_arg(1, mask=0o170000), _FILE_TYPES),
         "mknodat": _only(_arg(2, mask=0o170000), _FILE_TYPES),
