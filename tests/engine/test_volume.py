@@ -360,6 +360,72 @@ def test_a_dataset_is_there_read_only_and_not_copied(sealed, opened, tmp_path):
     assert source.read_text() == "changed\n"
 
 
+LARGE = """
+import mmap, os
+path, size = '/tmp/data/large.bin', {size}
+with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+    print(file.seek(0, 2) == len(memory) == os.stat(path).st_size == size, memory[-4:])
+    with open('/tmp/part', 'wb') as part:
+        print(os.sendfile(part.fileno(), file.fileno(), size - 4, 4), open('/tmp/part', 'rb').read())
+"""
+
+
+def test_a_large_dataset_is_read_and_mapped_where_it_lies(sealed, opened, tmp_path):
+    size = 20 << 30
+    source = tmp_path / "large.bin"
+    with source.open("wb") as file:
+        file.truncate(size - 4)
+        file.seek(0, 2)
+        file.write(b"tail")
+    source.chmod(0o644)
+    volume = opened(sealed, datasets=[("large.bin", str(source))])
+    out, err, _ = command(volume, "python", "-c", LARGE.format(size=size))
+    assert (out, err) == ("True b'tail'\n4 b'tail'\n", "")
+
+
+def test_of_the_way_to_a_dataset_nothing_is_told(sealed, opened, public_path):
+    directory = public_path / "a:b,c\\d e"
+    directory.mkdir(0o755)
+    for name in ("sibling.csv", "f:,\\.csv"):
+        (directory / name).write_text(name)
+        (directory / name).chmod(0o644)
+    (public_path / "link.csv").symlink_to(directory / "f:,\\.csv")
+    volume = opened(sealed, datasets=[("data.csv", str(public_path / "link.csv"))])
+    assert command(volume, "cat", "/tmp/data/data.csv")[0] == "f:,\\.csv"
+    out = command(volume, "sh", "-c", "ls -a /tmp/data; cat /proc/self/mountinfo")[0]
+    assert out.startswith(".\n..\ndata.csv\n")
+    assert "/tmp/data/data.csv" in out
+    assert "sibling" not in out
+    assert public_path.name not in out
+
+
+NO_OVERLAY = """
+import subprocess
+from pathlib import Path
+from fumehood import open_session
+
+def mount(*words):
+    subprocess.run(["mount", *words], check=True)
+
+top = Path(os.environ["TMPDIR"])
+for name in ("mounted.csv", "beneath.csv"):
+    (top / name).write_text(name)
+mount("--bind", str(top / "mounted.csv"), str(top / "beneath.csv"))
+for name in ("bottom", "nothing", "first", "second"):
+    (top / name).mkdir()
+(top / "bottom" / "deep.csv").write_text("deep.csv")
+for lower, place in (("bottom", "first"), ("first", "second")):  # the kernel stacks no more than two
+    mount("-t", "overlay", "overlay", str(top / place), "-o", f"lowerdir={top / lower}:{top / 'nothing'}")
+files = {"mounted": top / "beneath.csv", "deep": top / "second" / "deep.csv"}
+with open_session("local", "sealed", datasets=files, store_code="never") as session:
+    print(*session.exec(["cat", *session.datasets.values()]).stdout.split("csv"))
+"""
+
+
+def test_a_dataset_without_an_overlay_is_lent_all_the_same(sealed, elsewhere, public_path):
+    assert elsewhere(NO_OVERLAY, str(public_path)) == "mounted. deep. \n"
+
+
 def test_a_dataset_that_only_root_may_read_is_copied(sealed, opened, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("an ordinary user's sandbox is that same user")

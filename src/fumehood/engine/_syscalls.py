@@ -36,6 +36,7 @@ _AT_EMPTY_PATH = 0x1000
 _OPEN_TREE_CLONE = 1
 _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 4
+_RESOLVE_NO_XDEV = 1
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 
 PR_SET_PDEATHSIG = 1
@@ -71,6 +72,7 @@ _NUMBERS = {
     "signalfd4": (289, 74),
     "open_tree": (428, 428),
     "move_mount": (429, 429),
+    "openat2": (437, 437),
     "mount_setattr": (442, 442),
     "landlock_create_ruleset": (444, 444),
     "landlock_add_rule": (445, 445),
@@ -180,6 +182,18 @@ def open_tree(path: str) -> int:
 
 def move_mount(tree: int, target: str) -> None:
     _syscall("move_mount", tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def is_mount(directory: int, name: str) -> bool:
+    """Whether another mount stands at this name."""
+    request = struct.pack("QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE_NO_XDEV)
+    try:
+        os.close(_syscall("openat2", directory, os.fsencode(name), request, len(request)))
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return True
+        raise
+    return False
 
 
 def set_mount_attributes(tree: int, path: str, attributes: int, *, recursive: bool) -> None:
