@@ -422,7 +422,8 @@ with open_session("local", "sealed", datasets=files, store_code="never") as sess
 """
 
 
-def test_a_dataset_without_an_overlay_is_lent_all_the_same(sealed, elsewhere, public_path):
+@pytest.mark.usefixtures("sealed")
+def test_a_dataset_without_an_overlay_is_lent_all_the_same(elsewhere, public_path):
     assert elsewhere(NO_OVERLAY, str(public_path)) == "mounted. deep. \n"
 
 

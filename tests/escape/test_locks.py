@@ -1,4 +1,4 @@
-"""Locks, leases and watches on what is lent to a session: they meet neither the host's nor another session's."""
+"""Locks, leases and watches on what a sandbox is shown or lent: they meet neither the host's nor another sandbox's."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import fcntl
 import inspect
 import json
 import os
+import secrets
 import sqlite3
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fumehood import get_sandbox
 from fumehood.packages import Layer
+from fumehood.sync_session import SyncStream
 from support import HANG_S
 
 from .arms import syscall
@@ -215,3 +219,57 @@ def test_two_sessions_do_not_meet_in_packages(
         assert attempt(one, has_seen) == "True"  # its own
         assert attempt(other, opens, inside) == outside.attempt(opens, str(module)) == "True"
         assert attempt(one, has_seen) == "False"
+
+
+# ---- the trees of the root
+
+
+@pytest.fixture
+def installed() -> Iterator[Path]:
+    """A file beside the installed packages, which nobody else knows."""
+    path = Path(sysconfig.get_path("purelib"), f"of_test_locks_{secrets.token_hex(8)}.txt")
+    path.write_text("installed")
+    path.chmod(0o644)
+    yield path
+    path.unlink()
+
+
+def can_lock(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_lock_on_an_installed_file_meets_nobody_s(outside: Outside, installed: Path) -> None:
+    with opened() as one, opened(session_id="other") as other:
+        for session in (one, other):
+            assert attempt(session, locks, str(installed)) == "['flock', 'fcntl']"
+        assert can_lock(installed)
+        assert outside.attempt(locks, str(installed)) == "['flock', 'fcntl']"
+        assert not can_lock(installed)
+
+
+def test_a_lock_on_an_installed_file_tells_another_execution_nothing(installed: Path) -> None:
+    code = f"{text_of(locks, str(installed))}\nprint(won, flush=True)\n"
+    with get_sandbox(isolation="sealed", require="sealed", store_code="never") as sandbox:
+        beside = f"import subprocess, sys\n{code}subprocess.run([sys.executable, '-c', {code!r}])"
+        with SyncStream(sandbox.stream(f"{code}import time; time.sleep(3600)", timeout=HANG_S)) as first:
+            assert next(first).data == b"['flock', 'fcntl']\n"
+            result = sandbox.execute(beside, timeout=HANG_S)
+    assert result.stdout == "['flock', 'fcntl']\n['fcntl']\n", result  # the control arm: in one sandbox they do meet
+
+
+@pytest.mark.parametrize("what", ["package", "program", "library cache"])
+def test_a_watch_on_the_system_does_not_see_the_host(outside: Outside, installed: Path, what: str) -> None:
+    path = {"package": installed, "program": Path("/usr/bin/env"), "library cache": Path("/etc/ld.so.cache")}[what]
+    with opened() as session:
+        assert attempt(session, watches, str(path)) == "True"
+        assert outside.attempt(watches, str(path)) == "True"
+        assert opens(str(path))
+        assert outside.attempt(has_seen) == "True"
+        assert attempt(session, has_seen) == "False"
+        assert attempt(session, opens, str(path)) == "True"
+        assert attempt(session, has_seen) == "True"

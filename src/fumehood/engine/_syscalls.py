@@ -37,6 +37,8 @@ _OPEN_TREE_CLONE = 1
 _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _RESOLVE_NO_XDEV = 1
+_FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
+_CLOSE_ON_EXEC = 1  # of fsopen and fsmount
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 
 PR_SET_PDEATHSIG = 1
@@ -72,6 +74,9 @@ _NUMBERS = {
     "signalfd4": (289, 74),
     "open_tree": (428, 428),
     "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
     "openat2": (437, 437),
     "mount_setattr": (442, 442),
     "landlock_create_ruleset": (444, 444),
@@ -182,6 +187,17 @@ def open_tree(path: str) -> int:
 
 def move_mount(tree: int, target: str) -> None:
     _syscall("move_mount", tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def overlay(layers: str, attributes: int) -> int:
+    """A detached mount of an overlay that cannot be written."""
+    context = _syscall("fsopen", b"overlay", _CLOSE_ON_EXEC)
+    try:
+        _syscall("fsconfig", context, _FSCONFIG_SET_STRING, b"lowerdir", layers.encode(), 0)
+        _syscall("fsconfig", context, _FSCONFIG_CMD_CREATE, None, None, 0)
+        return _syscall("fsmount", context, _CLOSE_ON_EXEC, attributes)
+    finally:
+        os.close(context)
 
 
 def is_mount(directory: int, name: str) -> bool:

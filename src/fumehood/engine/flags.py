@@ -16,3 +16,5 @@ CONTROL = 3  # the descriptor by which a zygote and its cells talk to the host
 
 KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel
 WAKE = 29  # to a supervisor, from the host: there is an order. Above SIGCHLD, which so is never kept waiting by it
+
+NOTHING = "/run/nothing"  # an empty directory of a sealed root

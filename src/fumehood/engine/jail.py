@@ -9,6 +9,7 @@ import _socket as socket  # see zygote
 import array
 import errno
 import os
+import stat
 
 from ..guest import rlimits
 from . import _syscalls as sys_calls
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
     Step = tuple[Any, ...]  # (name, *arguments), plain data: a plan crosses a process boundary
 
+_FILES = sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NODEV
 _ATTRIBUTES = {
-    "files": sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NODEV,
+    "files": _FILES,
+    "file": _FILES,
     "device": sys_calls.MOUNT_ATTR_RDONLY | sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NOEXEC,
     "proc": sys_calls.MOUNT_ATTR_NOSUID | sys_calls.MOUNT_ATTR_NODEV | sys_calls.MOUNT_ATTR_NOEXEC,
 }
+_COPIED_BYTES = 512 * 1024
 
 
 class StepFailed(Exception):
@@ -41,6 +45,7 @@ class Jail:
 
     def __init__(self) -> None:
         self._trees: list[tuple[int, str]] = []
+        self._copies: list[tuple[bytes, int, str]] = []
         self.keeps_signals = False
         self.listener = -1  # by which the supervisor is asked
 
@@ -76,13 +81,16 @@ class Jail:
     def step_open_trees(self, trees: Sequence[tuple[str, str, str]]) -> None:
         """Before the new root covers anything: a virtualenv may lie beneath the very directory it is built on."""
         for source, target, kind in trees:
+            if kind == "file" and (copy := _small(source)):
+                self._copies.append((*copy, target))
+                continue
             tree = sys_calls.open_tree(source)
             sys_calls.set_mount_attributes(tree, "", _ATTRIBUTES[kind], recursive=True)
             self._trees.append((tree, target))
 
     def step_new_root(self, staging: str) -> None:
         flags = sys_calls.MS_NOSUID | sys_calls.MS_NODEV
-        sys_calls.mount("root", staging, "tmpfs", flags, "size=4m,nr_inodes=4096,mode=0755")
+        sys_calls.mount("root", staging, "tmpfs", flags, "size=8m,nr_inodes=4096,mode=0755")
         os.chdir(staging)
 
     def step_skeleton(
@@ -101,6 +109,9 @@ class Jail:
             sys_calls.move_mount(tree, here + target)
             os.close(tree)
         self._trees.clear()
+        for data, mode, target in self._copies:
+            _write(here + target, data, mode=mode)
+        self._copies.clear()
 
     def step_show_parked(self, trees: Sequence[tuple[str, str]]) -> None:
         """What cells will find in a private directory the zygote must find there as well, to learn its packages."""
@@ -229,11 +240,29 @@ def _mount_proc(path: str) -> None:
     sys_calls.mount("proc", path, "proc", sys_calls.MS_NOSUID | sys_calls.MS_NODEV | sys_calls.MS_NOEXEC)
 
 
-def _write(path: str, text: str, *, create: bool = False) -> None:
+def _small(path: str) -> tuple[bytes, int] | None:
+    """What is in it, and its mode: a copy's locks and watches are not the host's. A program stays where it lies."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o111 or status.st_size > _COPIED_BYTES:
+            return None
+        data = os.read(fd, _COPIED_BYTES)
+        return (data, status.st_mode & 0o444) if len(data) == status.st_size else None
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, text: str | bytes, *, create: bool = False, mode: int | None = None) -> None:
     flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
     fd = os.open(path, flags, 0o644)
     try:
-        os.write(fd, text.encode())
+        os.write(fd, text.encode() if isinstance(text, str) else text)
+        if mode is not None:
+            os.fchmod(fd, mode)
     finally:
         os.close(fd)
 

@@ -7,7 +7,7 @@ import signal
 from typing import Any, NamedTuple
 
 from ..types import Level, Limits
-from .flags import CELL_NAMESPACES, CONTROL, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS
+from .flags import CELL_NAMESPACES, CONTROL, KILL_TREE, NEWCGROUP, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS, NOTHING
 from .layout import Layout
 
 Step = tuple[Any, ...]
@@ -28,7 +28,7 @@ DATA, OUTPUT = f"{TMP}/data", f"{TMP}/output"
 ENGINE = "/run/engine"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_SKELETON_DIRECTORIES = ("/dev", SHM, "/etc", HOME, "/mnt", "/proc", LINKS, PACKAGES, TMP, "/var", WORKSPACE)
+_SKELETON_DIRECTORIES = ("/dev", SHM, "/etc", HOME, "/mnt", "/proc", LINKS, NOTHING, PACKAGES, TMP, "/var", WORKSPACE)
 _SKELETON_LINKS = (
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
@@ -38,6 +38,7 @@ _SKELETON_LINKS = (
 )
 _MEMORY_PER_SOCKET, _LEAST_SOCKETS = 2 << 20, 64
 SOCKET_BYTES = 256 << 10  # that one may hold: see sockets
+_WITHOUT_PROGRAMS = ("include", "share")  # of a prefix: an overlay of each would cost every cell, and hide little
 _KERNEL_OBJECTS = (("user_namespaces", 0), ("inotify_instances", 16), ("inotify_watches", 4096))
 _OUT_OF_REACH: tuple[Step, ...] = (("undumpable",),)  # of others with the same user id, as which cells are born
 _ETC = (
@@ -80,6 +81,7 @@ class ZygotePlan(NamedTuple):
     flags: int
     steps: tuple[Step, ...]
     uncovered: tuple[tuple[str, str], ...] = ()  # (where it is parked, where the program looks for it)
+    overlaid: tuple[str, ...] = ()  # the trees of which each cell gets an overlay
 
 
 class CellPlan(NamedTuple):
@@ -111,17 +113,20 @@ def plan_zygote(
         return ZygotePlan(0, (("adopt_orphans",),))  # of supervisors that were killed
     parked: dict[str, str] = {}
     trees = []
+    overlaid = []
     directories = [*_SKELETON_DIRECTORIES]
     files = [*_ETC, ("/etc/resolv.conf", resolv_conf)]
     links = [*_SKELETON_LINKS]
     for path in layout.trees:
         target = _park(path, parked)
-        trees.append((path, target, "files"))
+        trees.append((path, target, "file" if path in layout.files else "files"))
         if path in layout.files:
             directories.append(os.path.dirname(target))
             files.append((target, ""))
         else:
             directories.append(target)
+            if not path.startswith("/etc/") and os.path.basename(path) not in _WITHOUT_PROGRAMS:
+                overlaid.append(target)
     if package is not None:
         trees.append((package, f"{ENGINE}/fumehood", "files"))
         directories.append(f"{ENGINE}/fumehood")
@@ -159,9 +164,11 @@ def plan_zygote(
             ("unshare", NEWUSER | NEWNS),
             ("map_ids", UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID),
         )
-        return ZygotePlan(NEWNS | NEWPID | NEWUTS, build + drop + own_places + _OUT_OF_REACH, uncovered)
+        steps = build + drop + own_places + _OUT_OF_REACH
+        return ZygotePlan(NEWNS | NEWPID | NEWUTS, steps, uncovered, tuple(overlaid))
     own: tuple[Step, ...] = (("map_ids", caller.uid, caller.uid, caller.gid),)
-    return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, own + build + own_places + _OUT_OF_REACH, uncovered)
+    steps = own + build + own_places + _OUT_OF_REACH
+    return ZygotePlan(NEWUSER | NEWNS | NEWPID | NEWUTS, steps, uncovered, tuple(overlaid))
 
 
 def plan_volume(zygote: ZygotePlan, limits: Limits) -> tuple[Step, ...]:

@@ -66,6 +66,7 @@ class Root:
             {
                 "flags": self.plan.flags,
                 "steps": self.plan.steps,
+                "overlaid": self.plan.overlaid,
                 "packages": self.layout.user_packages,
                 "preload": list(self.preload),
                 "env": self._environment(None) if level == "sealed" else {},

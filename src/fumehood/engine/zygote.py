@@ -26,6 +26,7 @@ from . import _syscalls as sys_calls
 from . import frames, sockets, tree
 from .flags import CONTROL, FS, NEWNET, NEWNS
 from .jail import Jail, StepFailed, program_may_be_seen, send_with
+from .overlays import Overlays
 from .supervisor import WATCHED, Supervisor
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
@@ -71,7 +72,7 @@ def main() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     _settle_memory()
     control.send(frames.up(_landlock_abi()))
-    _serve(control)
+    _serve(control, Overlays(blueprint["overlaid"]))
 
 
 def _build_root(control: socket.socket, blueprint: dict[str, Any]) -> None:
@@ -161,9 +162,9 @@ def _forget_ourselves() -> None:
         del sys.modules[name]
 
 
-def _serve(control: socket.socket) -> NoReturn:
+def _serve(control: socket.socket, overlays: Overlays) -> NoReturn:
     network = _Network()
-    volumes = _Volumes()
+    volumes = _Volumes(overlays)
     orphans = _Orphans()
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -175,6 +176,7 @@ def _serve(control: socket.socket) -> NoReturn:
             served += 1
             _import_common()
             network.prepare()
+            overlays.prepare()
             continue
         if _HOST in ready and _CONTROL not in ready:
             os._exit(0)
@@ -183,7 +185,7 @@ def _serve(control: socket.socket) -> NoReturn:
             os._exit(0)
         number, content = frames.parse_answer(data)
         try:
-            answer, given = _obey(marshal.loads(content), fds, network, volumes, orphans)
+            answer, given = _obey(marshal.loads(content), fds, network, volumes, overlays, orphans)
         except StepFailed as failure:
             answer, given = frames.failed(failure.step, failure.errno, failure.detail), -1
         except Exception as error:  # one bad order must not end the cells of all others
@@ -193,11 +195,17 @@ def _serve(control: socket.socket) -> NoReturn:
             os.close(fd)
         if served > 1:
             network.prepare()
+            overlays.prepare()
         served += served < 2
 
 
 def _obey(
-    order: dict[str, Any], fds: list[int], network: _Network, volumes: _Volumes, orphans: _Orphans
+    order: dict[str, Any],
+    fds: list[int],
+    network: _Network,
+    volumes: _Volumes,
+    overlays: Overlays,
+    orphans: _Orphans,
 ) -> tuple[bytes, int]:
     """The answer, and the descriptor that goes with it."""
     if "kill_orphans" in order:
@@ -208,11 +216,14 @@ def _obey(
     if "drop_volume" in order:
         volumes.drop(order["drop_volume"])
         return frames.MADE, -1
+    if order["volume"] is None:
+        overlays.prepare()
+        return frames.BORN, _make_cell(network.use(order), fds, orphans, overlays)
     volumes.enter(order["volume"])
     try:
-        return frames.BORN, _make_cell(network.use(order), fds, orphans)
+        return frames.BORN, _make_cell(network.use(order), fds, orphans, None)
     finally:
-        volumes.leave(order["volume"])
+        volumes.leave()
 
 
 def _answer(control: socket.socket, frame: bytes, fd: int) -> None:
@@ -302,7 +313,8 @@ class _Volumes:
     The zygote enters it and the cell is born there. So a cell finds the files of its own volume and of no other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overlays: Overlays) -> None:
+        self._overlays = overlays
         self._home = -1
         self._kept: dict[int, int] = {}
 
@@ -313,6 +325,7 @@ class _Volumes:
             _settle_memory()
             sys_calls.unshare(FS)  # libraries imported ahead may have started threads, with whom it would be shared
             self._home = _own_mounts()
+        self._overlays.prepare()
         try:
             root = self._build(order, trees)
             try:
@@ -322,10 +335,12 @@ class _Volumes:
                 raise
             return root
         finally:
-            self._go_home()
+            self.leave()
+            self._overlays.forget()
 
     def _build(self, order: dict[str, Any], trees: list[int]) -> int:
         sys_calls.unshare(NEWNS)
+        self._overlays.attach()
         Jail().apply(order["steps"])
         for lent, target in zip(trees, order["targets"], strict=True):
             sys_calls.move_mount(lent, target)
@@ -336,18 +351,12 @@ class _Volumes:
         if kept is not None:
             os.close(kept)
 
-    def enter(self, volume: int | None) -> None:
-        if volume is None:
-            return
+    def enter(self, volume: int) -> None:
         if volume not in self._kept:
             raise StepFailed("volume", FileNotFoundError(errno.ENOENT, "it was dropped"))
         sys_calls.setns(self._kept[volume], NEWNS)
 
-    def leave(self, volume: int | None) -> None:
-        if volume is not None:
-            self._go_home()
-
-    def _go_home(self) -> None:
+    def leave(self) -> None:
         try:
             sys_calls.setns(self._home, NEWNS)
         except OSError:
@@ -381,7 +390,7 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _make_cell(order: dict[str, Any], fds: list[int], orphans: _Orphans) -> int:
+def _make_cell(order: dict[str, Any], fds: list[int], orphans: _Orphans, overlays: Overlays | None) -> int:
     """The pidfd of its first process."""
     try:
         pid, pidfd = _clone(order, fds)
@@ -390,10 +399,12 @@ def _make_cell(order: dict[str, Any], fds: list[int], orphans: _Orphans) -> int:
     if pid:
         if not order["sealed"]:
             orphans.spare(pid)
+        if overlays is not None:
+            overlays.forget()
         return pidfd
     status = 1
     try:
-        status = _be_cell(order, fds)
+        status = _be_cell(order, fds, overlays)
     except BaseException as error:  # a defect of ours must not look like a kernel that hangs
         os.write(_CONTROL, frames.failed("internal", 0, repr(error)))
     finally:
@@ -412,13 +423,15 @@ def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
     return sys_calls.clone(order["flags"])
 
 
-def _be_cell(order: dict[str, Any], fds: list[int]) -> int:
+def _be_cell(order: dict[str, Any], fds: list[int], overlays: Overlays | None) -> int:
     """No socket objects in here: a descriptor and plain writes spare every cell the pages that those would touch."""
     jail = Jail()
     try:
         for number, fd in enumerate(fds[:4]):
             os.dup2(fd, number, inheritable=number != _CONTROL)  # first: what fails is said to the cell's own host end
         _enter_groups(order, fds[4:])
+        if overlays is not None:
+            overlays.attach()
         os.closerange(_CONTROL + 1, 1 << 16)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         jail.apply(order["cell_steps"])
