@@ -176,6 +176,12 @@ def test_trees_stand_at_their_own_paths_and_devices_are_marked() -> None:
     )
 
 
+def test_each_cell_has_overlays_of_what_is_run_and_imported_and_of_nothing_else() -> None:
+    parts = [f"/tmp/env/{name}" for name in ("bin", "lib", "include", "share", "pyvenv.cfg")]
+    shown = layout("/usr", "/bin", "/opt/py", "/etc/ssl/certs", *parts, files=("/tmp/env/pyvenv.cfg",))
+    assert zygote(shown=shown).overlaid == ("/usr", "/bin", "/opt/py", "/run/trees/0/lib")
+
+
 def test_every_tree_has_something_to_be_mounted_on() -> None:
     shown = layout("/usr", "/etc/ssl/openssl.cnf", "/tmp/venv/pyvenv.cfg", files=("/etc/ssl/openssl.cnf",))
     made = zygote(shown=shown._replace(files=frozenset({"/etc/ssl/openssl.cnf", "/tmp/venv/pyvenv.cfg"})))

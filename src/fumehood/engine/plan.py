@@ -38,7 +38,7 @@ _SKELETON_LINKS = (
 )
 _MEMORY_PER_SOCKET, _LEAST_SOCKETS = 2 << 20, 64
 SOCKET_BYTES = 256 << 10  # that one may hold: see sockets
-_WITHOUT_PROGRAMS = ("include", "share")  # of a prefix: an overlay of each would cost every cell, and hide little
+_LITTLE_USED = ("bin", "include", "share")  # of a virtualenv: an overlay of each would cost every cell
 _KERNEL_OBJECTS = (("user_namespaces", 0), ("inotify_instances", 16), ("inotify_watches", 4096))
 _OUT_OF_REACH: tuple[Step, ...] = (("undumpable",),)  # of others with the same user id, as which cells are born
 _ETC = (
@@ -125,7 +125,8 @@ def plan_zygote(
             files.append((target, ""))
         else:
             directories.append(target)
-            if not path.startswith("/etc/") and os.path.basename(path) not in _WITHOUT_PROGRAMS:
+            parent, name = os.path.split(path)
+            if parent == "/" or not (path.startswith("/etc/") or name in _LITTLE_USED):
                 overlaid.append(target)
     if package is not None:
         trees.append((package, f"{ENGINE}/fumehood", "files"))
