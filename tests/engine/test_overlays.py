@@ -29,11 +29,11 @@ def install(package: Path, value: int) -> None:
     aside = package.with_name(f"~{package.name}")
     if package.exists():
         package.rename(aside)
-    package.mkdir(0o755)
+    package.mkdir()
     (package / "__init__.py").write_text(f"from .part import value; print(value, {value})")
     (package / "part.py").write_text(f"value = {value}")
-    for path in package.iterdir():
-        path.chmod(0o644)
+    for path in (package, *package.iterdir()):
+        path.chmod(0o755)
     shutil.rmtree(aside, ignore_errors=True)
 
 

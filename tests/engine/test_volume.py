@@ -407,6 +407,7 @@ from fumehood import open_session
 def mount(*words):
     subprocess.run(["mount", *words], check=True)
 
+os.umask(0o022)
 top = Path(os.environ["TMPDIR"])
 for name in ("mounted.csv", "beneath.csv"):
     (top / name).write_text(name)
