@@ -36,6 +36,7 @@ def enforced(level: str, **changes: object) -> Enforced:
         "landlock": 0,
         "own_proc": level == "sealed",
         "counts_sockets": level == "sealed",
+        "fences_metadata": level == "confined",
         "became_unprivileged": False,
         "is_root": False,
         "groups": HOMES["v1"],
@@ -227,7 +228,7 @@ def test_no_axis_is_stronger_than_the_level(level: str) -> None:
             assert STRENGTH[axis.level] <= STRENGTH[level], name
 
 
-def test_landlock_is_said_to_leave_modes_to_who_owns_the_files() -> None:
-    for dropped in (False, True):
-        case = enforced("confined", landlock=7, is_root=dropped, became_unprivileged=dropped)
-        assert ("contents only" in receipt.write(case, LIMITS).axes["files"].mechanism) == (not dropped)
+def test_landlock_is_said_to_leave_modes_and_times_where_nobody_fences_them() -> None:
+    for fenced in (False, True):
+        case = enforced("confined", landlock=7, fences_metadata=fenced)
+        assert ("contents only" in receipt.write(case, LIMITS).axes["files"].mechanism) == (not fenced)

@@ -69,6 +69,14 @@ _NUMBERS = {
     "clone": (56, 220),
     "capset": (126, 91),
     "mmap": (9, 222),
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "chown": (92, -1),
+    "fchown": (93, 55),
+    "lchown": (94, -1),
+    "fchownat": (260, 54),
+    "fchmodat": (268, 53),
+    "utimensat": (280, 88),
     "pivot_root": (155, 41),
     "seccomp": (317, 277),
     "signalfd4": (289, 74),
@@ -83,6 +91,8 @@ _NUMBERS = {
     "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446),
 }
+
+_ASKED = ("mmap", "chmod", "fchmod", "chown", "fchown", "lchown", "fchownat", "fchmodat", "utimensat")
 
 
 def _number(name: str) -> int:
@@ -262,8 +272,8 @@ class Question:
     """A call that waits for an answer."""
 
     def __init__(self, data: bytes):
-        self.name, number, self.size = struct.unpack_from("=8s8xI20xQ", data)
-        self.is_mapping = number == _number("mmap")
+        self.id, self.pid, number, *self.arguments = struct.unpack_from("=8sI4xI12x6Q", data)
+        self.call = next((name for name in _ASKED if _number(name) == number), "")
 
 
 def receive_question(listener: int) -> Question:
@@ -272,9 +282,9 @@ def receive_question(listener: int) -> Question:
     return Question(question.raw)
 
 
-def answer_question(listener: int, name: bytes, number: int) -> None:
-    """Let the call go on, or let it fail with that errno."""
-    answer = struct.pack("=8sqiI", name, 0, -number, 0 if number else _SECCOMP_CONTINUE)
+def answer_question(listener: int, question: Question, number: int, *, goes_on: bool = False) -> None:
+    """Let the call go on, let it fail with that errno, or say that it is done."""
+    answer = struct.pack("=8sqiI", question.id, 0, -number, _SECCOMP_CONTINUE if goes_on else 0)
     _check(_libc.ioctl(listener, ctypes.c_ulong(_SECCOMP_SEND), answer), "answer a question")
 
 

@@ -233,9 +233,11 @@ def plan_open_cell(
     landlock: bool,
     keeps_signals: bool,
     others: int | None,
+    asks: bool = False,
 ) -> CellPlan:
     """`confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside.
 
+    `asks`: its filter does, see metadata.
     `others`: how many processes its user has besides, where no control group counts the program's own: the kernel's
     limit is for all of them.
     """
@@ -250,7 +252,7 @@ def plan_open_cell(
     if level == "confined" and landlock:
         steps.append(("landlock", readable, (directory, "/dev/shm", "/dev/null", "/dev/zero", "/dev/full")))
     if level == "confined" and seccomp is not None:
-        steps.append(("seccomp", seccomp))
+        steps.append(("asking_seccomp" if asks else "seccomp", seccomp))
     cell_steps: tuple[Step, ...] = (("adopt_orphans",), ("die_with_parent", KILL_TREE))
     if keeps_signals:
         cell_steps += (("no_new_privileges",), ("keep_signals_inside",))

@@ -22,6 +22,7 @@ class Enforced(NamedTuple):
     landlock: int  # ABI, 0 for none
     own_proc: bool
     counts_sockets: bool
+    fences_metadata: bool
     became_unprivileged: bool
     is_root: bool
     groups: Home | Unavailable
@@ -67,7 +68,7 @@ def _open_axes(enforced: Enforced) -> dict[str, Axis]:
         files = files._replace(step="landlock", errno="ENOSYS", fix=fix_for("landlock", 0))
     if enforced.landlock:
         files = Axis("confined", f"Landlock ABI {enforced.landlock}: interpreter and system read-only, own directory")
-        if not enforced.became_unprivileged:
+        if not enforced.fences_metadata:
             files = files._replace(mechanism=f"{files.mechanism}; {_NO_METADATA}")
     network = Axis("none", "the host's network")
     if enforced.seccomp and not enforced.network:

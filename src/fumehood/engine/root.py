@@ -73,6 +73,8 @@ class Root:
                 "again": boot(self.layout.executable, plan.ENGINE) if again else None,
             }
         )
+        drops = self.caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
+        self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
         counted = self.zygote.groups.counts("memory")
         self._filter = _filter(  # while the root is built
             level,
@@ -83,8 +85,6 @@ class Root:
         )
         self.zygote.wait_up()
         self._landlock = self.zygote.landlock_abi if level == "confined" else 0
-        drops = self.caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
-        self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
 
     def make_cell(self, limits: Limits, *, waits: bool = False, shows: bool = False) -> Cell:
         """A cell that has been born and gets ready for a program while the caller goes on.
@@ -228,13 +228,15 @@ class Root:
     def receipt(self, limits: Limits) -> Receipt:
         known = self._receipts.get(limits)
         if known is None:
+            level_asks = bool(self._asks)
             enforced = receipt.Enforced(
                 level=self.level,
                 network=self._network,
                 seccomp=self.level != "process",
                 landlock=self._landlock,
                 own_proc=not self._without.proc,
-                counts_sockets=bool(self._asks),
+                counts_sockets=level_asks and self.level == "sealed",
+                fences_metadata=self.level == "confined" and (level_asks or self.owner is not None),
                 became_unprivileged=self.caller.drops and (self.level == "sealed" or self.owner is not None),
                 is_root=self.caller.is_root,
                 groups=self.zygote.groups.home,
@@ -256,6 +258,7 @@ class Root:
             landlock=bool(self._landlock),
             keeps_signals=self._keeps_signals,
             others=None if self.zygote.groups.counts("pids") else _tasks_of(self.owner or self.caller.uid),
+            asks=bool(self._asks),
         )
 
     def _order(
@@ -293,8 +296,12 @@ class Root:
 
     @property
     def _asks(self) -> tuple[str, ...]:
-        """Which sockets a program's filter asks about: of its own network, and all whose buffers nobody counts."""
-        if self.level != "sealed" or self._network or self._without.proc or self._without.asking:
+        """What a program's filter asks about: sockets of its own network, and what else nobody counts or fences."""
+        if self._without.asking:
+            return ()
+        if self.level == "confined":
+            return ("metadata",) if self.owner is None else ()  # who has an id of its own owns no file of the host
+        if self.level != "sealed" or self._network or self._without.proc:
             return ()
         return ("network",) if self.zygote.groups.counts("memory") else ("network", "unix", "shared_memory")
 

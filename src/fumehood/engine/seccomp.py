@@ -190,7 +190,7 @@ def _socket(can_open_network: bool, asks: Collection[str]) -> _Code:
 
 def _checked(can_open_network: bool, asks: Collection[str] = ()) -> dict[str, _Code]:
     refused = {level: dict.fromkeys(names, _EPERM) for level, names in _SOCKET_OPTIONS_REFUSED.items()}
-    if asks:
+    if "network" in asks:
         refused[_SOL_SOCKET] |= dict.fromkeys(
             _BUFFER_SIZES, _errno(0)
         )  # taken and not heeded: the kernel may do so too
@@ -224,6 +224,9 @@ CHECKED = frozenset(_checked(can_open_network=False))
 
 
 _UNMAPPED_MEMORY = frozenset({"memfd_create", "shmget", "msgget", "semget"})
+_METADATA_ASKED = ["chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "utimensat"]
+_METADATA_OF_OLD = ["utime", "utimes", "futimesat"]
+_ATTRIBUTES = ["setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"]
 _MAP_ANONYMOUS, _MAP_TYPE = 0x20, 0xF
 _NAMELESS_SHARED = (_MAP_ANONYMOUS | 1, _MAP_ANONYMOUS | 3)  # MAP_SHARED, MAP_SHARED_VALIDATE
 _WATCHES = frozenset({"inotify_init", "inotify_init1"})
@@ -247,13 +250,16 @@ def compile_filter(
     Without `can_hold_unmapped_memory` there is none that belongs to no process: where no control group counts the
     memory of a tree, whoever adds up its processes would miss it. Without `can_watch_files` it is as if there were too
     many watches: where the host's user has the same id, they would be taken from it. `asks`: what the
-    supervisor is asked about, "network" and "unix" sockets, whose buffers stay as the kernel makes them, or
-    "shared_memory" without a name.
+    supervisor is asked about, "network" and "unix" sockets, whose buffers stay as the kernel makes them,
+    "shared_memory" without a name, or modes and times ("metadata"), besides which no attributes are changed.
     """
     if not supported(machine):
         raise ValueError(f"no seccomp filter for {machine!r}: only for {', '.join(_MACHINES)}")
     audit_arch, table = _MACHINES[machine]
     checked = _checked(can_open_network, asks)
+    if "metadata" in asks:
+        checked |= dict.fromkeys(_METADATA_ASKED, _ASK) | dict.fromkeys(_METADATA_OF_OLD, _ENOSYS)
+        checked |= dict.fromkeys(_ATTRIBUTES, _errno(errno.EOPNOTSUPP))
     if "shared_memory" in asks:
         checked["mmap"] = _arg(3, mask=_MAP_ANONYMOUS | _MAP_TYPE) + _one_of(_NAMELESS_SHARED, _ASK, _ALLOW)
     if not can_hold_unmapped_memory:

@@ -41,8 +41,8 @@ class Doorkeeper:
         """One question. Whoever asked may be gone."""
         try:
             question = sys_calls.receive_question(self._listener)
-            refusal = self._share(question.size) if question.is_mapping else self._open()
-            sys_calls.answer_question(self._listener, question.name, refusal)
+            refusal = self._share(question.arguments[1]) if question.call == "mmap" else self._open()
+            sys_calls.answer_question(self._listener, question, refusal, goes_on=not refusal)
         except OSError:
             pass
 

@@ -27,6 +27,7 @@ from . import _syscalls as sys_calls
 from . import frames, tree
 from .flags import KILL_TREE, WAKE
 from .memory import Memory, nameless
+from .metadata import Metadata
 from .sockets import Doorkeeper
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
@@ -63,9 +64,13 @@ class Supervisor:
         self._waits: bool = order["waits"]
         self._reaches_its_own_alone = keeps_signals or os.getpid() == 1  # by `kill(-1)`, which is one step for all
         self._listener = listener
-        self._doorkeeper = Doorkeeper(
-            listener, order["sockets"], self._memory_limit or 0, lambda: nameless(self._tree()) == {}
-        )
+        self._answers: Doorkeeper | Metadata
+        if self._directory is not None:
+            self._answers = Metadata(listener, self._directory)
+        else:
+            self._answers = Doorkeeper(
+                listener, order["sockets"], self._memory_limit or 0, lambda: nameless(self._tree()) == {}
+            )
         self._flags = 0
         self._are_more_dead = False
         self._ticks = 0  # of CPU time that the tree shows
@@ -122,7 +127,7 @@ class Supervisor:
                 left_ms = None if until is None else max(0.0, until - time.monotonic()) * 1000
                 ready = [fd for fd, _ in poll.poll(left_ms)]
                 if self._listener in ready:
-                    self._doorkeeper.answer()
+                    self._answers.answer()
                 if signals in ready or not ready or within_s == 0:
                     return signal.sigtimedwait(WATCHED, 0)
 

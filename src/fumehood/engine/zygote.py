@@ -438,11 +438,14 @@ def _be_cell(order: dict[str, Any], fds: list[int], overlays: Overlays | None) -
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         return 1
+    asking = socket.socketpair() if any(step[0] == "asking_seccomp" for step in order["program_steps"]) else None
     child = os.fork()
     if child == 0:
         if jail.listener >= 0:
             os.close(jail.listener)  # or it would answer itself
-        _be_program(order)
+        _be_program(order, asking)
+    if asking is not None:
+        jail.listener = _receive_listener(*asking)
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -467,12 +470,31 @@ def _enter_groups(order: dict[str, Any], doors: list[int]) -> None:
         raise StepFailed("enter_group", error) from error
 
 
-def _be_program(order: dict[str, Any]) -> NoReturn:
+def _receive_listener(ours: socket.socket, theirs: socket.socket) -> int:
+    """What the program's filter asks by, which it has put in place itself; -1 if it did not come to that."""
+    theirs.close()
+    fds = _receive(ours)[1]
+    ours.close()
+    return fds[0] if fds else -1
+
+
+def _hand_over(listener: int, ours: socket.socket, theirs: socket.socket) -> None:
+    """And keep nothing by which it could be answered here."""
+    send_with(theirs, b".", listener)
+    os.close(listener)
+    theirs.close()
+    ours.close()
+
+
+def _be_program(order: dict[str, Any], asking: tuple[socket.socket, socket.socket] | None) -> NoReturn:
     supervisor = os.getppid()
     try:
         program_may_be_seen()
         if order["program_steps"]:
-            Jail().apply(order["program_steps"])
+            jail = Jail()
+            jail.apply(order["program_steps"])
+            if asking is not None:
+                _hand_over(jail.listener, *asking)
     except StepFailed as failure:
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         os._exit(1)
