@@ -881,11 +881,16 @@ def test_a_forked_child_has_zygotes_of_its_own(own_engine: Own) -> None:
     assert own_engine.zygote_pid == mine
 
 
+only_root_can_look = pytest.mark.skipif(not is_root, reason="a zygote is out of reach, also for its own user")
+
+
+@only_root_can_look
 def test_nothing_of_ours_is_in_the_environment_of_a_zygote(own_engine: Own) -> None:
     assert os.environ
     assert Path(f"/proc/{own_engine.zygote_pid}/environ").read_bytes() == b""
 
 
+@only_root_can_look
 def test_a_zygote_holds_no_descriptor_of_the_host_but_its_own(own_engine: Own, tmp_path: Path) -> None:
     canary = os.open(tmp_path / "canary", os.O_RDWR | os.O_CREAT)
     os.set_inheritable(canary, True)

@@ -229,7 +229,8 @@ SHARED = "import mmap\nm = mmap.mmap(-1, 1 << 30)\nfor page in range(0, 1 << 30,
 def test_anonymous_shared_memory_counts_as_memory() -> None:
     result = suffer(SHARED, memory_mb=128)
     assert "all of it" not in result.stdout
-    assert result.meta["reason"] == "memory", result
+    was_refused = "Cannot allocate memory" in result.stderr  # where PID 1 is asked for it
+    assert result.meta["reason"] == "memory" or was_refused, result
 
 
 @pytest.mark.attack("disk", without=EXHAUSTS)
