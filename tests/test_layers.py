@@ -37,7 +37,7 @@ LAYERS = (
         "fallback",
         "handed",
     ),
-    ("requirements", "packages", "installer", "installation", "wheels_only"),
+    ("requirements", "packages", "installer", "installation", "tells_exit", "wheels_only"),
     ("api", "session", "calls", "lifetime", "streaming", "outputs", "sync_session"),
     ("tools", "bench", "recorded", "replay"),
     ("server",),

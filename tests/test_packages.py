@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -156,6 +157,18 @@ def test_a_marker_that_does_not_hold_installs_nothing(settings):
 
 def test_an_index_of_pips_own_configuration_is_used(index):
     assert ensure(["beta-x>=1"], index).installed == ("alpha==1.0", "beta-x==1.0")
+
+
+def test_a_host_that_ignores_sigchld_learns_what_was_installed_and_what_was_not(settings, house):
+    sdist(house, "made", "1.0")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        built = settings._replace(source_packages=("made",))
+        assert ensure(["beta-x", "made"], built).installed == ("alpha==1.0", "beta-x==1.0", "made==1.0")
+        with pytest.raises(PackageError, match="gamma is not in the wheelhouse"):
+            ensure(["gamma"], settings)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_wheelhouse_is_all_there_is(settings, tmp_path, monkeypatch):

@@ -6,12 +6,14 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from . import tells_exit
 from .errors import PackageError
 from .one_line import one_line
 
@@ -23,6 +25,7 @@ _BLOCK = 4096
 _WHILE = 2  # times as much as may be left in the end: wheels lie beside what is unpacked of them
 # No directory in which somebody could have planted a module, a requirement or a configuration.
 _CWD = "/"
+_TELLS_EXIT = (sys.executable, "-I", "-S", tells_exit.__file__)
 
 
 class Room(NamedTuple):
@@ -63,12 +66,14 @@ class Installation:
 
     def run(self, command: Sequence[str], *, builds: bool = False) -> tuple[int, str]:
         """Exit code and output. TooLarge when there is more in the directory than may ever be."""
-        with tempfile.TemporaryFile(dir=self._temporary) as output:
+        told = tempfile.TemporaryFile()  # its exit code
+        with told, tempfile.TemporaryFile(dir=self._temporary) as output:
             process = subprocess.Popen(
-                ["env", f"TMPDIR={self._temporary}", *command],
+                [*_TELLS_EXIT, str(told.fileno()), "env", f"TMPDIR={self._temporary}", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=(told.fileno(),),
                 cwd=_CWD,
                 start_new_session=True,
             )
@@ -81,7 +86,8 @@ class Installation:
                     process.wait()
             output.seek(max(0, output.tell() - _MAX_OUTPUT_BYTES))
             lines = output.read().decode("utf-8", "replace").splitlines()
-        return process.returncode, "\n".join(map(one_line, lines)) + "\n"  # in part it is what a package says
+            code = int(os.pread(told.fileno(), 8, 0) or 1)
+        return code, "\n".join(map(one_line, lines)) + "\n"  # in part it is what a package says
 
     def check(self) -> None:
         """What is left in the end."""

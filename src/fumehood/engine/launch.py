@@ -29,7 +29,7 @@ class Launched:
     """An interpreter that waits on its socket for what it shall become. Its descriptors are the owner's to close."""
 
     def __init__(self, executable: str, module: str = "zygote"):
-        self.messages = null = -1
+        self.messages = self.pidfd = null = -1
         try:
             self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
@@ -51,6 +51,7 @@ class Launched:
                 setsigmask=[],
                 setsigdef=_SIGNALS,  # what the host ignores (nohup does SIGHUP) would be ignored by every program
             )
+            self.pidfd = _pidfd_of(self.pid)
         except OSError as error:
             self.let_go()
             said = exhausted(error) or f"cannot start {executable}: {error.strerror}. Is this Python installed?"
@@ -60,15 +61,58 @@ class Launched:
             if null >= 0:
                 os.close(null)
 
+    def go_on_as(self, pid: int) -> None:
+        """It has forked and ends: the other one, a child of ours as well, is what was launched."""
+        try:
+            before, self.pidfd = self.pidfd, _pidfd_of(pid)
+        except OSError as error:
+            raise EngineFailed(exhausted(error) or str(error)) from error
+        self.pid = pid
+        _reap(before)
+
     def end(self) -> None:
+        pidfd, self.pidfd = self.pidfd, -1
         self.let_go()
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        if pidfd >= 0:
+            _kill(pidfd)
 
     def let_go(self) -> None:
         self.socket.close()
-        if self.messages >= 0:
-            os.close(self.messages)
+        messages, self.messages = self.messages, -1
+        pidfd, self.pidfd = self.pidfd, -1
+        for fd in (messages, pidfd):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _pidfd_of(child: int) -> int:
+    """By its number it may be somebody else, once it has ended: a host that ignores SIGCHLD keeps no dead children."""
+    try:
+        return os.pidfd_open(child)
+    except OSError:
+        os.kill(child, signal.SIGKILL)
+        _wait(os.P_PID, child)
+        raise
+
+
+def _kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _reap(pidfd)
+    except (ProcessLookupError, PermissionError):
+        os.close(pidfd)
+
+
+def _reap(pidfd: int) -> None:
+    _wait(os.P_PIDFD, pidfd)
+    os.close(pidfd)
+
+
+def _wait(kind: int, child: int) -> None:
+    try:
+        os.waitid(kind, child, os.WEXITED)
+    except ChildProcessError:
+        pass  # the host ignores SIGCHLD, or waits for every child itself: it has ended
 
 
 _ahead: Launched | None = None

@@ -59,7 +59,6 @@ class Zygote:
         self._lock = threading.Lock()
         self._launched = launch(executable)
         self._socket = self._launched.socket
-        self._launcher = self._pid = self._launched.pid
         try:
             self.groups = Groups()
         except OSError as error:
@@ -103,9 +102,7 @@ class Zygote:
                 name, why = frames.parse_not_imported(frame)
                 self.not_imported[name] = why
             elif kind == frames.PID:
-                self._pid = frames.parse_pid(frame)
-                os.waitpid(self._launcher, 0)
-                self._launcher = self._pid
+                self._launched.go_on_as(frames.parse_pid(frame))
             elif kind == frames.UP:
                 self.landlock_abi = frames.parse_up(frame)
                 self._socket.settimeout(_BORN_S)
@@ -194,16 +191,12 @@ class Zygote:
 
     def is_gone(self) -> bool:
         """Whether it has ended, or is about to: its cells go first."""
-        try:
-            pidfd = os.pidfd_open(self._pid)
-        except OSError as error:
-            return exhausted(error) is None
-        try:
-            poll = select.poll()
+        poll = select.poll()
+        if (pidfd := self._launched.pidfd) >= 0:
             poll.register(pidfd, select.POLLIN)
-            return bool(poll.poll(_ENDING_S * 1000)) or self._is_exiting()
-        finally:
-            os.close(pidfd)
+            if not poll.poll(_ENDING_S * 1000) and self._launched.pidfd >= 0:  # nobody has closed it meanwhile
+                return self._is_exiting()
+        return True
 
     def close(self) -> None:
         """Ends every cell with it."""
@@ -211,13 +204,7 @@ class Zygote:
         with self._lock:
             if self._socket.fileno() < 0:
                 return
-            self._launched.let_go()
-            for pid in {self._pid, self._launcher} - {0}:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                except (ProcessLookupError, ChildProcessError, PermissionError):
-                    pass
+            self._launched.end()
             self.groups.remove()
 
     def abandon(self) -> None:
@@ -227,6 +214,10 @@ class Zygote:
         self.groups.let_go()
 
     # --- inside
+
+    @property
+    def _pid(self) -> int:
+        return self._launched.pid
 
     def _is_exiting(self) -> bool:
         """Whether it waits for the end of its last cells, which takes long where the machine is busy."""

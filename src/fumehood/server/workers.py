@@ -40,6 +40,7 @@ class Order(msgspec.Struct):
 def supervise(options: ServerOptions, settings: Settings, listening: socket.socket, ready: Callable[[], None]) -> int:
     """Keep `workers` of them running until a signal; the exit code."""
     log_as_lines()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a worker ended
     private.sweep()
     directory, held = in_use.make(lambda: tempfile.mkdtemp(prefix=in_use.prefix()))  # only this user may enter it
     try:
