@@ -1,4 +1,4 @@
-"""What to say when the kernel has no further file descriptor for us, or none that an event loop could wait for."""
+"""How many file descriptors this process may open, and what to say when the kernel has no further one for us."""
 
 from __future__ import annotations
 
@@ -24,3 +24,17 @@ def exhausted(error: OSError) -> str | None:
         return None
     cause, fix = _CAUSES[error.errno]
     return f"{cause} ({error.strerror}): close sessions, or raise the limit: {fix}"
+
+
+def allow(wanted: int) -> int:
+    """Raise our own limit where it is lower and may be raised; how many there may be now."""
+    import resource  # whoever opens few does without
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < wanted and (hard == resource.RLIM_INFINITY or hard > soft):
+        more = max(4096, 2 * wanted)
+        soft = more if hard == resource.RLIM_INFINITY else min(more, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

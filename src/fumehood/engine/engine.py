@@ -18,6 +18,7 @@ from .frames import Failure
 from .order import program
 from .plan import Without
 from .root import Root
+from .turns import turns
 from .zygotes import PreloadFailed, SetupFailed, ZygoteGone, close_all
 
 if TYPE_CHECKING:
@@ -55,6 +56,17 @@ class Engine:
         self, command: Command, limits: Limits, *, network: bool, warm_cells: int = 0, shows: bool = False
     ) -> Cell:
         """The program is on its way when this returns. `shows`: its files are to be read."""
+        turns.begin()
+        try:
+            cell = self._start(command, limits, network, warm_cells, shows)
+        except BaseException:
+            turns.give_up()
+            raise
+        turns.started()
+        cell.when_closed(turns.end)
+        return cell
+
+    def _start(self, command: Command, limits: Limits, network: bool, warm_cells: int, shows: bool) -> Cell:
         for _ in range(_ATTEMPTS):
             root = self._known(network)
             try:
@@ -83,6 +95,8 @@ class Engine:
         cell = None if pool is None else pool.take_waiting()
         if root is None or pool is None or cell is None:
             return None
+        turns.begin_at_once()
+        cell.when_closed(turns.end)
         return _fed(root, cell, command, pool)
 
     def open_volume(
@@ -121,7 +135,7 @@ class Engine:
 
     def check(self, limits: Limits, *, network: bool) -> Receipt:
         """Make a sandbox for real and say what it enforces."""
-        cell = self.start(_NOTHING, limits, network=network)
+        cell = self._start(_NOTHING, limits, network, warm_cells=0, shows=False)
         try:
             while not isinstance(event := cell.read(_READY_S), Exited):
                 if event is None:

@@ -8,12 +8,12 @@ import functools
 import itertools
 import os
 import queue
-import resource
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..descriptors import allow
 from ..errors import SandboxLost
 from ..types import Command, FileStat, Limits
 from . import lend, plan, private
@@ -27,7 +27,7 @@ from .root import Root
 from .zygotes import SetupFailed, ZygoteGone
 
 _INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
-_DESCRIPTORS = 12
+_DESCRIPTORS = 12  # that each holds at most
 _BURIED_S = 5.0
 _BORN_S = 60.0  # only a hang takes so long, on a busy machine too
 _numbers = itertools.count(1)
@@ -47,7 +47,7 @@ class Wanted(NamedTuple):
 
 def open_volume(root: Root, wanted: Wanted) -> Volume:
     _hire()
-    _make_room()
+    allow(_DESCRIPTORS * (len(_alive) + 8) + 256)  # who opens many means to
     root.zygote.check()
     group = root.zygote.take_group(wanted.limits)
     try:
@@ -247,15 +247,6 @@ class Volume:
     def _forget(self, cell: Cell) -> None:
         cell.close()
         self._cells.discard(cell)
-
-
-def _make_room() -> None:
-    """Each holds some nine descriptors: who opens many means to."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS * (len(_alive) + 8) + 256
-    if soft < wanted and (hard == resource.RLIM_INFINITY or hard > soft):
-        more = max(4096, 2 * wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (more if hard == resource.RLIM_INFINITY else min(more, hard), hard))
 
 
 def _hire() -> None:
