@@ -303,14 +303,13 @@ class OneShot:
         watcher: Watcher | None = None,
         visits: Mapping[str, Visit | None] = MappingProxyType({}),
     ) -> ExecutionResult:
-        import asyncio
-
         from .packages import ensure, wanted  # needed by few calls
+        from .thread_pool import aside
 
         if backend.installs:
             plan = plan._replace(spec=plan.spec._replace(requirements=wanted(requirements, self.settings)))
             return await run(backend, plan, watcher, **visits)
-        layer = await asyncio.to_thread(ensure, requirements, self.settings)
+        layer = await aside(ensure, requirements, self.settings)
         plan = plan._replace(spec=plan.spec._replace(keeps=True, hands_back=False, packages=layer.path))
         result = await run(backend, plan, watcher, **visits)
         result.meta["packages"] = list(layer.installed)

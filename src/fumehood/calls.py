@@ -38,6 +38,7 @@ from .planning import Plan, Planner
 from .policy import check_command
 from .steps import LOST_EXIT_CODE, Steps, absolute
 from .streaming import Stream
+from .thread_pool import aside
 from .types import ExecutionResult, Receipt
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class Calls:
 
         if self.keeper.backend.installs:
             return Layer("", (), wanted(requirements, self.settings))
-        return await asyncio.to_thread(ensure, requirements, self.settings, self._progress())
+        return await aside(ensure, requirements, self.settings, self._progress())
 
     def _spec(self, layer: Layer | None) -> SandboxSpec:
         sets.check(self.datasets)
@@ -346,7 +347,7 @@ class Calls:
 
     async def _dataset_facts(self) -> list[dict[str, Any]] | None:
         if not self._facts.fresh():
-            await asyncio.to_thread(self._facts.look)
+            await aside(self._facts.look)
         return self._facts.told(self.keeper.places.data) or None
 
     async def change(

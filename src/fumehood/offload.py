@@ -1,17 +1,16 @@
 """Work that grows with what a program produced, done beside the event loop, which serves every session.
 
-In threads of its own: the loop's default ones read and write files for everybody, and must not wait for this.
+In threads of its own: the others read and write files for everybody, and must not wait for this.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+from .thread_pool import Workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,10 +19,7 @@ T = TypeVar("T")
 SMALL_CHARS = 16 * 1024
 SMALL_VALUES = 200
 
-_WORKERS = 2  # more would only take turns
-_lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
-_pid = 0
+_workers = Workers(2, "fumehood-offload")  # more would only take turns
 
 
 def is_small(*values: object) -> bool:
@@ -45,19 +41,5 @@ def is_small(*values: object) -> bool:
 
 async def offload(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What `work` gives, from a thread. It is done to its end, also if nobody waits for it any more."""
-    call = partial(work, *args, **kwargs)
-    try:
-        future = asyncio.get_running_loop().run_in_executor(_workers(), call)
-    except RuntimeError:  # the interpreter is shutting down and starts no more threads
-        return call()
-    return await asyncio.shield(future)
-
-
-def _workers() -> ThreadPoolExecutor:
-    global _lock, _pool, _pid
-    if _pid != os.getpid():  # a fork has no threads of its parent's
-        _lock, _pool, _pid = threading.Lock(), None, os.getpid()
-    with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(_WORKERS, "fumehood-offload")
-        return _pool
+    future = _workers.submit(partial(work, *args, **kwargs))
+    return await asyncio.shield(asyncio.wrap_future(future))

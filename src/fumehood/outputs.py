@@ -16,6 +16,7 @@ from .errors import FileError
 from .handed import Handed
 from .offload import offload
 from .paths import shown
+from .thread_pool import aside
 from .types import FileStat
 
 MAX_COPIED = 20  # files per call
@@ -218,7 +219,7 @@ class Outputs:
         if stat.size > PROGRESS_BYTES:
             await self.tell("send_progress", f"copying {shown(relative)} ({stat.size // 1_048_576} MB)")
         data = await sandbox.read(stat.path, MAX_FILE_BYTES)
-        local = await asyncio.to_thread(self._copies.save, relative, data)
+        local = await aside(self._copies.save, relative, data)
         self.copied_bytes += len(data)
         return local
 
@@ -234,7 +235,7 @@ class Outputs:
         try:
             async with self._telling:  # in their order, also from threads
                 # A synchronous one may take its time: in this loop it would stop every session.
-                answer = method(text) if inspect.iscoroutinefunction(method) else await asyncio.to_thread(method, text)
+                answer = method(text) if inspect.iscoroutinefunction(method) else await aside(method, text)
                 if inspect.isawaitable(answer):
                     await answer
         except Exception:

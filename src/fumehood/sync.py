@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from .descriptors import NO_WATCHES, exhausted
 from .errors import EngineFailed
+from .threads import NO_THREAD, begin
 
 T = TypeVar("T")
 
@@ -62,11 +63,11 @@ class Portal:
             if self._loop is None:
                 loop = _new_loop()
                 thread = threading.Thread(target=loop.run_forever, name="fumehood-portal", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # the interpreter is shutting down and starts no more threads
+                if not begin(thread):
                     loop.close()
-                    return None
+                    if threading.main_thread().is_alive():
+                        raise EngineFailed(NO_THREAD)
+                    return None  # the interpreter is shutting down
                 self._loop, self._thread = loop, thread
             return self._loop
 

@@ -24,6 +24,7 @@ from fumehood.engine import engine as engines
 from fumehood.engine import pool as pools
 from fumehood.engine.zygotes import Zygote
 from fumehood.errors import IsolationUnavailable
+from fumehood.thread_pool import Workers
 from fumehood.types import Command, Output
 from support import HANG_S, wait_until
 
@@ -115,26 +116,24 @@ def test_a_program_runs_in_a_process_that_was_there_before_it() -> None:
         assert sandbox.execute(AGE).stdout.strip() in programs
 
 
-class _Counting(ThreadPoolExecutor):
-    asked = 0
+def test_in_an_event_loop_a_waiting_cell_needs_no_thread_and_a_new_one_is_made_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    submit = Workers.submit
 
-    def submit(self, *args: Any, **kinds: Any) -> Any:
-        self.asked += 1
-        return super().submit(*args, **kinds)
+    def counted(workers: Workers, call: Any) -> Any:
+        asked.append(call)
+        return submit(workers, call)
 
-
-def test_in_an_event_loop_a_waiting_cell_needs_no_thread_and_a_new_one_is_made_in_one() -> None:
-    async def threads(sandbox: Any) -> int:
-        counting = _Counting(2)
-        asyncio.get_running_loop().set_default_executor(counting)
-        assert (await sandbox.execute_async("print(1)")).stdout == "1\n"
-        return counting.asked
-
+    monkeypatch.setattr(Workers, "submit", counted)
     with warm(661) as sandbox:
         fill(sandbox)
-        assert asyncio.run(threads(sandbox)) == 0
+        assert asyncio.run(sandbox.execute_async("print(1)")).stdout == "1\n"
+    assert len(asked) == 0
     with warm(662, warm_cells=0) as sandbox:
-        assert asyncio.run(threads(sandbox)) == 1
+        assert asyncio.run(sandbox.execute_async("print(1)")).stdout == "1\n"
+    assert len(asked) == 1
 
 
 def test_without_warm_cells_every_program_gets_a_new_process() -> None:

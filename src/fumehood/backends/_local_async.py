@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.cell import Cell
 from ..engine.files import ManyFiles, listing_at_most
+from ..thread_pool import Workers, aside, workers
 from ..types import Command, Exited, FileStat
 from .base import Event, Places, Process, Sandbox, SandboxSpec, keeps_nothing
 
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_S = 0.01
+_starters = Workers(8, "fumehood-start")  # they may wait until others end, which takes threads as well
 _FEW = 200  # entries: so many are looked through in little more time than a thread takes
 
 
-async def _owned(make: Callable[[], T], discard: Callable[[T], None]) -> T:
+async def _owned(make: Callable[[], T], discard: Callable[[T], None], makers: Workers | None = None) -> T:
     """Make it in a thread. What was made for somebody who stopped waiting is discarded, whenever it is there."""
     lock = threading.Lock()
     is_wanted = True
@@ -42,12 +44,12 @@ async def _owned(make: Callable[[], T], discard: Callable[[T], None]) -> T:
         return thing
 
     try:
-        return await asyncio.to_thread(work)
+        return await (makers or workers()).do(work)
     except asyncio.CancelledError:
         with lock:
             is_wanted = False
         for thing in made:
-            asyncio.get_running_loop().run_in_executor(None, discard, thing)
+            workers().submit(functools.partial(discard, thing))
         raise
 
 
@@ -66,7 +68,7 @@ class LocalSandbox(Sandbox):
     async def start(self, command: Command) -> Process:
         cell = self._start_waiting(self._spec, command)
         if cell is None:
-            cell = await _owned(functools.partial(self._start, self._spec, command), Cell.close)
+            cell = await _owned(functools.partial(self._start, self._spec, command), Cell.close, _starters)
         if self._spec.hands_back:
             self._shown = cell
             if cell.directory is not None:
@@ -78,7 +80,7 @@ class LocalSandbox(Sandbox):
     async def read(self, path: str, max_bytes: int) -> bytes:
         if self._shown is None or (files := self._shown.files()) is None:
             raise keeps_nothing(path)
-        return await asyncio.to_thread(files.read, path, max_bytes)
+        return await aside(files.read, path, max_bytes)
 
     async def list(self, directory: str) -> list[FileStat]:
         if self._shown is None:
@@ -86,7 +88,7 @@ class LocalSandbox(Sandbox):
         files = self._shown.files()
         if files is None or files.has_nothing(directory):
             return []
-        return await asyncio.to_thread(files.beneath, directory)
+        return await aside(files.beneath, directory)
 
     async def close(self) -> None:
         if self._process is not None:
@@ -99,7 +101,7 @@ async def _close(cell: Cell) -> None:
     if cell.closes_soon:
         cell.close()
     else:
-        await asyncio.to_thread(cell.close)
+        await aside(cell.close)
 
 
 def _places(directory: str) -> Places:
@@ -123,14 +125,14 @@ class KeptSandbox(Sandbox):
             return _LocalProcess(await _owned(functools.partial(self._volume.start, command), Cell.close))
         interpreter = self._volume.waiting_interpreter()
         if interpreter is None:
-            interpreter = await asyncio.to_thread(self._volume.make_interpreter, command)
+            interpreter = await aside(self._volume.make_interpreter, command)
         return _Run(self._volume, interpreter, command)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        return await asyncio.to_thread(self._volume.read, path, max_bytes)
+        return await aside(self._volume.read, path, max_bytes)
 
     async def write(self, path: str, data: bytes) -> None:
-        await asyncio.to_thread(self._volume.write, path, data)
+        await aside(self._volume.write, path, data)
 
     async def list(self, directory: str) -> list[FileStat]:
         look = functools.partial(self._volume.beneath, directory, self.places.data)
@@ -138,10 +140,10 @@ class KeptSandbox(Sandbox):
             with listing_at_most(_FEW):
                 return look()
         except ManyFiles:
-            return await asyncio.to_thread(look)
+            return await aside(look)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._volume.close)
+        await aside(self._volume.close)
 
     def drop(self) -> None:
         self._volume.bury()
@@ -200,7 +202,7 @@ class _ShownProcess(_LocalProcess):
 
     async def close(self) -> None:
         if not self._cell.has_ended:
-            await asyncio.to_thread(self._cell.end)
+            await aside(self._cell.end)
 
 
 class _Run(_LocalProcess):
@@ -225,7 +227,7 @@ class _Run(_LocalProcess):
             # It was dying when the run came, and never saw it.
             self._may_begin_again = False
             self._interpreter.death_was_told = False
-            self._begin(await asyncio.to_thread(self._volume.make_interpreter, self._command))
+            self._begin(await aside(self._volume.make_interpreter, self._command))
             return None
         return event
 

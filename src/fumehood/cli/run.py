@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, Never
 
-from ..errors import BadArgument
+from ..errors import BadArgument, EngineFailed
+from ..threads import NO_THREAD, begin
 from . import terminal
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ def _execute(sandbox: OneShot, code: str, request: Mapping[str, Any]) -> tuple[E
     interrupted = None
     try:
         with _Signals():
-            threading.Thread(target=work, name="fumehood-run", daemon=True).start()
+            if not begin(threading.Thread(target=work, name="fumehood-run", daemon=True)):
+                raise EngineFailed(NO_THREAD)
             done.wait()
     except Interrupted as signalled:
         interrupted = signalled.number

@@ -77,7 +77,10 @@ def fix_for(step: str, number: int) -> str:
             return "containers are seldom given any: bound the whole of it with its own --memory and --pids-limit"
         return "start it alone in a delegated group: systemd-run --user --scope -p Delegate=yes python …"
     if number in (errno.EAGAIN, errno.ENOMEM):
-        return "this host, or the group that this process is in, is short of processes or memory: try again with fewer"
+        return (
+            "this user, this host or the group that this process is in is short of processes or memory: try again with "
+            "fewer at once, or raise the limit (ulimit -u, pids.max)"
+        )
     if number == errno.ENOSYS:
         return "this kernel lacks the call; Linux 5.12 or newer is needed for the sealed level"
     if step == "seccomp":

@@ -184,6 +184,8 @@ class Engine:
                 if self._isolation == "auto":
                     _given.add(level)
                 return found
+            if found.errno == errno.EAGAIN:  # too many processes just now: no reason for a weaker level
+                raise not_made(found)
             if limits != _USUAL and self._works(level, first, network):
                 raise EngineFailed(f"{what_failed(found)}, but not with the default limits: raise the lowest of yours")
             if is_shortage(found.step, found.errno):

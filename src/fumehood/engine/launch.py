@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import threading
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed
+from ..threads import NO_THREAD
 
 _BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.{module} import main; main()"
 _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
@@ -54,8 +56,7 @@ class Launched:
             self.pidfd = _pidfd_of(self.pid)
         except OSError as error:
             self.let_go()
-            said = exhausted(error) or f"cannot start {executable}: {error.strerror}. Is this Python installed?"
-            raise EngineFailed(said) from error
+            raise EngineFailed(exhausted(error) or _not_started(executable, error)) from error
         finally:
             remote.close()
             if null >= 0:
@@ -83,6 +84,12 @@ class Launched:
         for fd in (messages, pidfd):
             if fd >= 0:
                 os.close(fd)
+
+
+def _not_started(executable: str, error: OSError) -> str:
+    if error.errno == errno.EAGAIN:
+        return NO_THREAD
+    return f"cannot start {executable}: {error.strerror}. Is this Python installed?"
 
 
 def _pidfd_of(child: int) -> int:

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
+from ..threads import begin
 from .cell import Cell
 
 _PATIENCE_S = 0.01  # a refill waits this long for requests to finish, so as not to slow them
@@ -60,8 +61,8 @@ class Pool:
         with self._changed:
             self._running -= 1
             if self._filler is None and not self._closed:
-                self._filler = threading.Thread(target=self._fill, name="fumehood-pool", daemon=True)
-                self._filler.start()
+                filler = threading.Thread(target=self._fill, name="fumehood-pool", daemon=True)
+                self._filler = filler if begin(filler) else None  # without one, cells are made when they are asked for
             self._changed.notify()
 
     def grow_to(self, maximum: int) -> None:

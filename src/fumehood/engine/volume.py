@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..descriptors import allow
 from ..errors import SandboxLost
+from ..threads import begin
 from ..types import Command, FileStat, Limits
 from . import lend, plan, private
 from .cell import Cell
@@ -252,8 +253,12 @@ class Volume:
 def _hire() -> None:
     global _undertaker
     if _undertaker is None:
-        _undertaker = threading.Thread(target=_dig, name="fumehood-volumes", daemon=True)
-        _undertaker.start()
+        thread = threading.Thread(target=_dig, name="fumehood-volumes", daemon=True)
+        if begin(thread):
+            _undertaker = thread
+        else:  # whoever opens the next volume does its work
+            _graves.put(None)
+            _dig()
 
 
 def _dig() -> None:

@@ -439,7 +439,11 @@ def _be_cell(order: dict[str, Any], fds: list[int], overlays: Overlays | None) -
         os.write(_CONTROL, frames.failed(failure.step, failure.errno, failure.detail))
         return 1
     asking = socket.socketpair() if any(step[0] == "asking_seccomp" for step in order["program_steps"]) else None
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.write(_CONTROL, frames.failed("fork", error.errno or 0, str(error)))
+        return 1
     if child == 0:
         if jail.listener >= 0:
             os.close(jail.listener)  # or it would answer itself

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from ..api import OneShot
+from ..thread_pool import aside
 from . import ids, log, numbers
 from .peers import Peers
 from .problems import later
@@ -48,7 +49,7 @@ class Readiness:
 
     async def _find_out(self) -> Exception | None:
         try:
-            await asyncio.to_thread(self._sandbox.check)
+            await aside(self._sandbox.check)
         except Exception as error:
             log.write("not_ready", error=type(error).__name__, message=str(error))
             return error
@@ -57,7 +58,7 @@ class Readiness:
         return None
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._sandbox.close)
+        await aside(self._sandbox.close)
 
 
 async def healthz(_: Call[Any, Any]) -> Health:

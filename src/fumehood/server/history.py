@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..records import files
 from ..steps import absolute
+from ..thread_pool import aside
 from . import examples, wire
 from .problems import Problem
 from .routes import Route
@@ -94,13 +94,13 @@ class Index:
 
 async def listing(call: Call[None, wire.HistoryQuery]) -> list[wire.HistoryEntry]:
     query = call.query
-    return await asyncio.to_thread(call.server.part(Index).newest, call.token, query.limit, query.before)
+    return await aside(call.server.part(Index).newest, call.token, query.limit, query.before)
 
 
 async def one(call: Call[None, None]) -> dict[str, Any]:
     record = None
     if _ID.fullmatch(call.params["id"]):
-        record = await asyncio.to_thread(call.server.part(Index).one, call.token, call.params["id"])
+        record = await aside(call.server.part(Index).one, call.token, call.params["id"])
     if record is None:
         raise Problem(
             "not_found",

@@ -13,6 +13,7 @@ from typing import Any
 from .. import config
 from ..api import OneShot
 from ..config import Settings
+from ..thread_pool import aside
 from . import wire
 from .state import Server
 from .tokens import Token
@@ -41,7 +42,7 @@ class Sandboxes:
             entry[1] -= 1
             idle = [key for key, (_, borrowers) in self._kept.items() if not borrowers]
             for key in idle[: max(0, len(self._kept) - MAX_IDLE)]:
-                self.later(asyncio.to_thread(self._kept.pop(key)[0].close))
+                self.later(aside(self._kept.pop(key)[0].close))
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that no client waits for; the server's end does."""
@@ -52,7 +53,7 @@ class Sandboxes:
     async def close(self) -> None:
         kept, self._kept = self._kept, {}
         for sandbox, _ in kept.values():
-            self.later(asyncio.to_thread(sandbox.close))
+            self.later(aside(sandbox.close))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 

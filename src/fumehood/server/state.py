@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from starlette.requests import Request
 
 from ..config import Settings
+from ..thread_pool import aside
 from .gate import Gate
 from .numbers import Numbers
 from .options import ServerOptions
@@ -68,7 +69,7 @@ class Server:
         while self._parts:
             await self._parts.pop(next(reversed(self._parts))).close()
         if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.close)
+            await aside(self.tracing.close)
 
 
 class Ending:

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import Scope
 
 from .. import __version__, config
+from ..threads import begin
 from . import log
 
 _LAST_S = 2.0
@@ -79,7 +80,9 @@ class Tracing:
     def close(self) -> None:
         """Send what is left; a collector that is gone does not keep the server."""
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
-        sending.start()
+        if not begin(sending):
+            self._provider.shutdown()
+            return
         sending.join(_LAST_S)
         if sending.is_alive():
             self._exporter.shutdown()  # which ends its waiting for another try

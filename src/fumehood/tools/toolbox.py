@@ -77,9 +77,9 @@ class Toolbox:
         self, name: str, arguments: Mapping[str, Any] | str | None = None, reasoning_trace: str | None = None
     ) -> dict[str, Any]:
         """`call` beside a running event loop."""
-        import asyncio
+        from ..thread_pool import aside  # needs asyncio
 
-        return await asyncio.to_thread(self.call, name, arguments, reasoning_trace)
+        return await aside(self.call, name, arguments, reasoning_trace)
 
     def specs(self, format: str = "openai") -> list[dict[str, Any]]:  # noqa: A002
         """The tools as `openai` (Responses API), `anthropic` or `mcp` wants them described."""

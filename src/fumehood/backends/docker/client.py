@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 
 from ...errors import BackendUnavailable, ConfigurationError, EngineFailed, FumehoodError
+from ...threads import needed_as
 from . import tls
 from .address import Address
 
@@ -124,7 +125,8 @@ class Client:
         path = self._versioned(f"/containers/{quote(identity)}/attach?stream=1&stdin=1&stdout=1&stderr=1")
         try:
             async with asyncio.timeout(ANSWER_S):
-                reader, writer = await self._open()
+                with needed_as(BackendUnavailable):
+                    reader, writer = await self._open()
                 try:
                     writer.write(
                         f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
@@ -208,7 +210,8 @@ class Client:
     ) -> Any:
         timeout = httpx2.Timeout(ANSWER_S if timeout_s is None else timeout_s, connect=_CONNECT_S)
         try:
-            return await self._http.request(verb, path, json=body, params=params or None, timeout=timeout)
+            with needed_as(BackendUnavailable):
+                return await self._http.request(verb, path, json=body, params=params or None, timeout=timeout)
         except (httpx2.TransportError, OSError) as error:  # it lets some of TLS through
             raise self.unreachable(error) from error
 

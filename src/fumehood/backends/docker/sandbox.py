@@ -17,6 +17,8 @@ from ...engine.order import program
 from ...errors import BackendUnavailable, BadArgument, FileError, SandboxLost
 from ...guest import wire
 from ...guest.files import Outside, TooLarge
+from ...thread_pool import aside
+from ...threads import begin
 from ...types import Command, FileStat, Limits
 from ..base import Process, Sandbox, SandboxSpec
 from . import body, client, receipt
@@ -57,7 +59,7 @@ class DockerSandbox(Sandbox):
             with open(path, "rb") as file:
                 answer = self._ask({"verb": "write", "path": f"{self.places.data}/{name}", "mode": _READ_ONLY})
                 done = 0
-                while part := await asyncio.to_thread(file.read, 4 * _MIB):
+                while part := await aside(file.read, 4 * _MIB):
                     await answer.add(part)
                     done += len(part)
                     lend.tell(self._spec.progress, name, done, sizes[name])
@@ -97,7 +99,7 @@ class DockerSandbox(Sandbox):
         answer = self._ask({"verb": "list", "path": directory, "leave_out": self.places.data}, _MAX_LISTED)
         with our_errors(directory):
             lines = await answer.wait()
-        return _stats(lines) if len(lines) <= _SHORT else await asyncio.to_thread(_stats, lines)
+        return _stats(lines) if len(lines) <= _SHORT else await aside(_stats, lines)
 
     async def close(self) -> None:
         """The container is removed in the background: the backend's own end waits for that."""
@@ -118,9 +120,7 @@ class DockerSandbox(Sandbox):
         facts = container.client.facts
         if facts is not None:
             remove = functools.partial(client.remove_now, container.client.address, facts.version, [container.name])
-            try:
-                threading.Thread(target=remove, daemon=True).start()
-            except RuntimeError:  # the process ends
+            if not begin(threading.Thread(target=remove, daemon=True)):
                 remove()
 
     # --- inside

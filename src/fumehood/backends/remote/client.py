@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 import httpx2
 
 from ...errors import BackendUnavailable, BadArgument, FileError, FumehoodError, SandboxLost
+from ...thread_pool import aside
+from ...threads import needed_as
 from . import refusals
 from .address import Address
 from .refusals import Refusal
@@ -42,7 +44,7 @@ class Upload(NamedTuple):
         try:
             with open(self.path, "rb") as file:
                 while done < self.size:
-                    part = await asyncio.to_thread(file.read, min(self.size - done, _PART))
+                    part = await aside(file.read, min(self.size - done, _PART))
                     if not part:
                         raise FileError(f"{self.path} became shorter while it was sent; try again", "invalid")
                     done += len(part)
@@ -106,7 +108,8 @@ class Client:
                 timeout=httpx2.Timeout(read_s, connect=_CONNECT_S, write=_WRITE_S, pool=None),
             )
             try:
-                response = await self._http.send(request, stream=True)
+                with needed_as(BackendUnavailable):
+                    response = await self._http.send(request, stream=True)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 self.is_sure = False
                 found = refusals.unreachable(self.where, error)

@@ -14,6 +14,7 @@ from ...config import Settings
 from ...engine import lend
 from ...errors import BackendUnavailable, BadArgument, FileError, FumehoodError, RuntimeMissing, SandboxLost
 from ...languages import LANGUAGES
+from ...threads import begin
 from ...types import Command, FileStat, Receipt
 from ..base import Process, Sandbox, SandboxSpec, keeps_nothing
 from . import client as http
@@ -204,10 +205,10 @@ class RemoteSession(_Starter):
         if self._is_closed:
             return
         self._is_closed = True
-        if threading.main_thread().is_alive():
-            threading.Thread(target=http.end_now, args=(self._client.address, self._id), daemon=True).start()
-        else:  # the process ends, and waits for no thread
-            http.end_now(self._client.address, self._id)
+        end = partial(http.end_now, self._client.address, self._id)
+        # Where the process ends, nobody waits for a thread.
+        if not (threading.main_thread().is_alive() and begin(threading.Thread(target=end, daemon=True))):
+            end()
 
     # --- inside
 
