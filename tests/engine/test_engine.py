@@ -685,13 +685,42 @@ def test_a_zygote_that_waits_for_the_end_of_its_cells_is_gone(own_engine: Own, m
     assert own_engine.zygote.is_gone()
 
 
-def test_a_stopped_zygote_is_given_up_and_replaced(own_engine: Own) -> None:
+def test_a_stopped_zygote_is_made_to_go_on(own_engine: Own) -> None:
+    stopped = own_engine.zygote
+    os.kill(own_engine.zygote_pid, signal.SIGSTOP)
+    said, exited = finish(start(own_engine, "print('after')"))
+    assert (said, exited.reason) == ("after\n", "ok")
+    assert own_engine.zygote is stopped
+
+
+def test_a_zygote_that_stays_stopped_is_given_up_and_replaced(own_engine: Own) -> None:
+    """Long before the deadline of one that is only slow, which no test lives to see."""
     stopped = own_engine.zygote_pid
+    own_engine.zygote._launched.send = lambda _: None  # type: ignore[method-assign]
     os.kill(stopped, signal.SIGSTOP)
-    own_engine.zygote._socket.settimeout(0.5)  # of this one alone: the next may be slow
     said, exited = finish(start(own_engine, "print('after')"))
     assert (said, exited.reason) == ("after\n", "ok")
     assert own_engine.zygote_pid != stopped
+
+
+def test_a_zygote_that_is_slow_is_waited_for(own_engine: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: it does not answer for many looks either, and it is not stopped."""
+    slow = own_engine.zygote
+    slow._socket.settimeout(0.01)
+    looks = []
+
+    def asleep(pid: int) -> list[bytes]:
+        looks.append(pid)
+        if len(looks) == 5:
+            os.kill(pid, signal.SIGCONT)
+        return [b"S"]
+
+    os.kill(own_engine.zygote_pid, signal.SIGSTOP)
+    monkeypatch.setattr(zygotes, "stat", asleep)
+    said, exited = finish(start(own_engine, "print('after')"))
+    assert (said, exited.reason) == ("after\n", "ok")
+    assert len(looks) >= 5
+    assert own_engine.zygote is slow
 
 
 def test_nothing_is_left_open_by_a_zygote_that_died(own_engine: Own) -> None:

@@ -257,7 +257,7 @@ def test_a_module_that_breaks_forked_sandboxes_is_named_and_left_out(
     def soon_given_up(root: Root, limits: Limits) -> bool:
         """Where the bad one is among them; others may be slow."""
         wait_s = 1.0 if name in root.preload else HANG_S
-        root.zygote._socket.settimeout(wait_s)
+        root.zygote._answer_s = wait_s
         monkeypatch.setattr(engines, "_READY_S", wait_s)
         return works(root, limits)
 

@@ -75,7 +75,12 @@ class Launched:
         pidfd, self.pidfd = self.pidfd, -1
         self.let_go()
         if pidfd >= 0:
-            _kill(pidfd)
+            _send(pidfd, signal.SIGKILL)
+            _reap(pidfd)
+
+    def send(self, number: int) -> None:
+        if (pidfd := self.pidfd) >= 0:
+            _send(pidfd, number)
 
     def let_go(self) -> None:
         self.socket.close()
@@ -102,12 +107,11 @@ def _pidfd_of(child: int) -> int:
         raise
 
 
-def _kill(pidfd: int) -> None:
+def _send(pidfd: int, number: int) -> None:
     try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        _reap(pidfd)
-    except (ProcessLookupError, PermissionError):
-        os.close(pidfd)
+        signal.pidfd_send_signal(pidfd, number)
+    except OSError:
+        pass  # it is gone
 
 
 def _reap(pidfd: int) -> None:

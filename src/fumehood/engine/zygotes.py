@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -26,6 +27,7 @@ from .passing import pass_on
 
 _START_S = 60.0  # only a hang takes so long, on a busy machine too
 _BORN_S = 60.0
+_LOOK_S = 0.5  # how long it may be silent before we look whether it was stopped
 _ENDING_S = 0.5
 _EXITING = 0x4  # PF_EXITING of the kernel, in /proc/PID/stat
 _IMPORT_S = 60.0
@@ -69,6 +71,7 @@ class Zygote:
         self._seals = False  # its cells are pid namespaces: the kernel clears up after them
         self.landlock_abi = 0
         self.not_imported: dict[str, str] = {}
+        self._answer_s = _BORN_S
         self._orders = 0
         self._unanswered: dict[int, Group | None] = {}
         _alive.add(self)
@@ -76,7 +79,7 @@ class Zygote:
     def become(self, blueprint: dict[str, Any]) -> None:
         """Tell it what to build; `wait_up` tells how that went."""
         self._seals = bool(blueprint["flags"])
-        self._socket.settimeout(_START_S)
+        self._socket.settimeout(_LOOK_S)
         try:
             self._socket.send(marshal.dumps(blueprint))
         except OSError:
@@ -87,7 +90,7 @@ class Zygote:
         importing: str | None = None
         while True:
             try:
-                frame = self._socket.recv(frames.MAX_FRAME)
+                frame, _ = self._next(_START_S if importing is None else _IMPORT_S)
             except TimeoutError:
                 if importing is not None:
                     raise PreloadFailed(importing, f"its import did not end in {_IMPORT_S:.0f} s") from None
@@ -97,7 +100,6 @@ class Zygote:
             kind = frame[:1]
             if kind == frames.IMPORTING:
                 importing = frames.parse_name(frame)
-                self._socket.settimeout(_IMPORT_S)
             elif kind == frames.NOT_IMPORTED:
                 name, why = frames.parse_not_imported(frame)
                 self.not_imported[name] = why
@@ -105,7 +107,6 @@ class Zygote:
                 self._launched.go_on_as(frames.parse_pid(frame))
             elif kind == frames.UP:
                 self.landlock_abi = frames.parse_up(frame)
-                self._socket.settimeout(_BORN_S)
                 return
             elif kind == frames.FAILED:
                 raise SetupFailed(frames.parse_failure(frame))
@@ -244,7 +245,7 @@ class Zygote:
 
     def _wait_answer(self, order: int) -> list[int]:
         while True:
-            data, fds, _, _ = socket.recv_fds(self._socket, frames.MAX_FRAME, 1)
+            data, fds = self._next(self._answer_s)
             number, frame = frames.parse_answer(data)
             if not data:
                 raise ConnectionResetError("the zygote went away")
@@ -257,6 +258,22 @@ class Zygote:
                     group.clear()
                 raise SetupFailed(frames.parse_failure(frame))
             return fds
+
+    def _next(self, wait_s: float) -> tuple[bytes, list[int]]:
+        """What it says next. One that somebody has stopped is made to go on, once: else it is replaced."""
+        until = time.monotonic() + wait_s
+        was_stopped = False
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, frames.MAX_FRAME, 1)
+                return data, fds
+            except TimeoutError:
+                is_stopped = stat(self._pid)[:1] == [b"T"]
+                if time.monotonic() >= until or (is_stopped and was_stopped):
+                    raise
+            if is_stopped:
+                was_stopped = True
+                self._launched.send(signal.SIGCONT)
 
     def _bury(self, group: Group | None, fds: list[int]) -> None:
         """A cell, or a volume, whose caller was interrupted before it was made."""
