@@ -171,6 +171,12 @@ def test_a_host_that_ignores_sigchld_learns_what_was_installed_and_what_was_not(
         signal.signal(signal.SIGCHLD, before)
 
 
+def test_a_host_where_nothing_can_be_started_says_what_is_missing(settings, monkeypatch):
+    monkeypatch.setattr(os, "devnull", "/nonexistent/null")
+    with pytest.raises(PackageError, match=r"cannot be started on this machine: .*No such file.*/nonexistent/null"):
+        ensure(["alpha"], settings)
+
+
 def test_a_wheelhouse_is_all_there_is(settings, tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()

@@ -68,15 +68,19 @@ class Installation:
         """Exit code and output. TooLarge when there is more in the directory than may ever be."""
         told = tempfile.TemporaryFile()  # its exit code
         with told, tempfile.TemporaryFile(dir=self._temporary) as output:
-            process = subprocess.Popen(
-                [*_TELLS_EXIT, str(told.fileno()), "env", f"TMPDIR={self._temporary}", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(told.fileno(),),
-                cwd=_CWD,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [*_TELLS_EXIT, str(told.fileno()), "env", f"TMPDIR={self._temporary}", *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(told.fileno(),),
+                    cwd=_CWD,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                said = f"the installation cannot be started on this machine: {error}. Mend that"
+                raise PackageError(said) from error
             try:
                 self._limit(process.pid, builds)
                 self._follow(process)

@@ -14,6 +14,8 @@ from ..errors import EngineFailed
 from ..threads import NO_THREAD
 
 _BOOT = "import sys; sys.path.append({home!r}); from fumehood.engine.{module} import main; main()"
+_CONTROL = 3  # see zygote
+_NULL = "/dev/null"
 _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 PACKAGE_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -31,14 +33,18 @@ class Launched:
     """An interpreter that waits on its socket for what it shall become. Its descriptors are the owner's to close."""
 
     def __init__(self, executable: str, module: str = "zygote"):
-        self.messages = self.pidfd = null = -1
+        self.messages = self.pidfd = -1
+        given: list[int] = []
         try:
             self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise EngineFailed(exhausted(error) or str(error)) from error
         try:
             self.messages = os.memfd_create("fumehood", os.MFD_CLOEXEC)  # what it says on standard error
-            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            given.append(_beyond_targets(os.open(_NULL, os.O_RDWR | os.O_CLOEXEC)))
+            given.append(_beyond_targets(os.dup(self.messages)))
+            given.append(_beyond_targets(remote.detach()))
+            null, messages, control = given
             self.pid = os.posix_spawn(
                 executable,
                 boot(executable, PACKAGE_HOME, module),
@@ -46,8 +52,8 @@ class Launched:
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),
                     (os.POSIX_SPAWN_DUP2, null, 1),
-                    (os.POSIX_SPAWN_DUP2, self.messages, 2),
-                    (os.POSIX_SPAWN_DUP2, remote.fileno(), 3),
+                    (os.POSIX_SPAWN_DUP2, messages, 2),
+                    (os.POSIX_SPAWN_DUP2, control, _CONTROL),
                 ],
                 setsid=True,
                 setsigmask=[],
@@ -59,8 +65,8 @@ class Launched:
             raise EngineFailed(exhausted(error) or _not_started(executable, error)) from error
         finally:
             remote.close()
-            if null >= 0:
-                os.close(null)
+            for fd in given:
+                os.close(fd)
 
     def go_on_as(self, pid: int) -> None:
         """It has forked and ends: the other one, a child of ours as well, is what was launched."""
@@ -91,7 +97,24 @@ class Launched:
                 os.close(fd)
 
 
+def _beyond_targets(fd: int) -> int:
+    """The same, none of the numbers that they are to get: a host may have closed its standard streams."""
+    if fd > _CONTROL:
+        return fd
+    import fcntl  # few hosts have
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _CONTROL + 1)
+    finally:
+        os.close(fd)
+
+
 def _not_started(executable: str, error: OSError) -> str:
+    if error.filename == _NULL:
+        return (
+            f"{_NULL} cannot be opened here ({error.strerror}), and sandboxes need it: give this process a /dev that "
+            "has it, for example by `mount --bind /dev` into its root"
+        )
     if error.errno == errno.EAGAIN:
         return NO_THREAD
     return f"cannot start {executable}: {error.strerror}. Is this Python installed?"
