@@ -21,6 +21,7 @@ from fumehood import (
     OneShot,
     errors,
     get_sandbox,
+    interrupts,
     sync,
 )
 from fumehood.backends.fake import FakeBackend, Reply
@@ -315,7 +316,7 @@ def test_the_portal_passes_results_and_errors():
 
 
 def test_the_portal_waits_for_as_long_as_it_takes(monkeypatch):
-    monkeypatch.setattr(sync, "_LOOK_S", 0.001)
+    monkeypatch.setattr(interrupts, "LOOK_S", 0.001)
 
     async def slow(error: Exception | None) -> int:
         await asyncio.sleep(0.05)

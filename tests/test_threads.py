@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import queue
 import threading
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fumehood import (
     IsolationUnavailable,
     get_sandbox,
     open_session,
-    sync,
+    sync_session,
 )
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.cli.main import main
@@ -38,6 +39,7 @@ def refused(_: threading.Thread) -> None:
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volume, "_undertaker", None)
+    monkeypatch.setattr(volume, "_graves", queue.SimpleQueue())
     monkeypatch.setattr(threading.Thread, "start", refused)
 
 
@@ -100,7 +102,7 @@ def test_a_large_result_and_its_record_need_no_thread(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_threads")
 def test_a_synchronous_session_is_refused_before_anything_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "portal", Portal())
+    monkeypatch.setattr(sync_session, "portal", Portal())
     fake = FakeBackend(replies=[Reply(stdout="1\n")])
     with pytest.raises(EngineFailed, match="ulimit -u"), open_session(fake) as session:
         session.run("x")

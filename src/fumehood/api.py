@@ -18,6 +18,7 @@ from .config import Settings
 from .errors import BackendUnavailable, BadArgument, SandboxLost
 from .execution import Visit, Watcher, not_run, run, run_direct
 from .fallback import UNAVAILABLE, open_chosen
+from .interrupts import held
 from .paths import checked
 from .planning import Plan, Planner
 from .steps import LOST_EXIT_CODE, Steps
@@ -58,6 +59,7 @@ class OneShot:
         self._cancels = 0  # an execution is cancelled when this is not what it was at its start
         self._closed = False
 
+    @held
     def execute(
         self,
         code: str,
@@ -158,6 +160,7 @@ class OneShot:
             stamp = spare.used(error, took_s)
             return await drive(backend, spare.plan(plan), language, stamp=stamp)
 
+    @held
     def check(self) -> Receipt:
         """Make sure that a sandbox can be had, and say what it would enforce."""
         self._ready()
@@ -178,6 +181,7 @@ class OneShot:
         """End everything that runs in this sandbox now; callable from any thread."""
         self._cancels += 1
 
+    @held
     def close(self) -> None:
         """End what runs and let go of the backend. Closing twice is fine."""
         self.cancel()

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from . import interrupts
 from .descriptors import NO_WATCHES, exhausted
 from .errors import EngineFailed
 from .threads import NO_THREAD, begin
@@ -19,7 +20,6 @@ from .threads import NO_THREAD, begin
 T = TypeVar("T")
 
 _CLEAN_UP_S = 5.0
-_LOOK_S = 1.0
 
 
 class Portal:
@@ -32,6 +32,7 @@ class Portal:
         self._pid = os.getpid()
         self._parents: list[object] = []  # loops from before a fork: never closed here, their fds are shared
 
+    @interrupts.held
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Wait for `coroutine`; when the wait is interrupted it is cancelled and given time to clean up."""
         try:
@@ -45,12 +46,11 @@ class Portal:
             coroutine.close()
             raise RuntimeError("this would wait for itself: inside the portal's own loop, await the async method")
         done = threading.Event()
-        future: Future[T] | None = None
-        try:  # before it starts: an interrupt may come at once
-            future = asyncio.run_coroutine_threadsafe(_watched(coroutine, done), loop)
+        future = asyncio.run_coroutine_threadsafe(_watched(coroutine, done), loop)
+        try:
             return _wait(future)
         except BaseException:
-            if future is not None and not done.is_set():
+            if not done.is_set():
                 future.cancel()
                 done.wait(_CLEAN_UP_S)
             raise
@@ -73,12 +73,13 @@ class Portal:
 
 
 def _wait(future: Future[T]) -> T:
-    """A signal that comes just as a wait begins is handled only when that wait ends, so each wait is short."""
+    """A signal ends no wait, so in the thread that gets them each wait is short."""
     while True:
         with suppress(TimeoutError):
-            return future.result(_LOOK_S)
+            return future.result(interrupts.wait_s(threading.TIMEOUT_MAX))
         if future.done():
             return future.result()
+        interrupts.let_through()
 
 
 async def _watched(coroutine: Coroutine[Any, Any, T], done: threading.Event) -> T:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from .backends.base import Backend, Event, Places
 from .config import Settings
 from .handed import Handed
+from .interrupts import held
 from .session import READ_BYTES, AsyncSession
 from .streaming import Stream
 from .sync import portal
@@ -102,6 +103,7 @@ class Session:
         """Whether no further call is taken."""
         return self._session.ended
 
+    @held
     def run(
         self,
         code: str,
@@ -115,6 +117,7 @@ class Session:
             self._session.run(code, timeout, reasoning_trace=reasoning_trace, requirements=requirements)
         )
 
+    @held
     def exec(
         self,
         command: Sequence[str],
@@ -156,22 +159,27 @@ class Session:
             )
         )
 
+    @held
     def write(self, path: str, content: str | bytes, *, reasoning_trace: str | None = None) -> int:
         """Make or replace a file; the number of bytes written."""
         return self._wait_for(self._session.write(path, content, reasoning_trace=reasoning_trace))
 
+    @held
     def edit(self, path: str, old_string: str, new_string: str, *, reasoning_trace: str | None = None) -> None:
         """Replace the one passage of a text file that reads `old_string`."""
         self._wait_for(self._session.edit(path, old_string, new_string, reasoning_trace=reasoning_trace))
 
+    @held
     def read(self, path: str, max_bytes: int = READ_BYTES) -> bytes:
         """A file's content; FileError if there is more than `max_bytes`."""
         return self._wait_for(self._session.read(path, max_bytes))
 
+    @held
     def files(self, directory: str | None = None) -> list[FileStat]:
         """The regular files, or those beneath one directory; datasets are not among them."""
         return self._wait_for(self._session.files(directory))
 
+    @held
     def check(self) -> Receipt:
         """Make the sandbox, and say what it enforces."""
         return self._wait_for(self._session.check())
@@ -180,6 +188,7 @@ class Session:
         """End the call that runs now; callable from any thread."""
         self._session.cancel()
 
+    @held
     def close(self) -> None:
         """End what runs, the sandbox and its files. Closing twice is fine."""
         self._wait_for(self._session.close())
@@ -205,16 +214,19 @@ class SyncStream:
         """The whole, after the last event."""
         return self._stream.result
 
+    @held
     def __enter__(self) -> SyncStream:
         portal.run(self._stream.__aenter__())
         return self
 
+    @held
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         portal.run(self._stream.__aexit__(kind))
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
+    @held
     def __next__(self) -> Event:
         event = portal.run(_next(self._stream))
         if event is None:

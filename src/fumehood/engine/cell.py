@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..descriptors import exhausted
 from ..errors import EngineFailed, SandboxLost
 from ..guest.wire import HEADER
+from ..interrupts import let_through, wait_s
 from ..types import Display, Exited, Output, Reason, Receipt
 from . import frames, usage
 from .cgroups import Group
@@ -99,12 +100,16 @@ class Cell:
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Locked and waiting. False: see `failure`."""
-        self._control.settimeout(timeout_s)
-        try:
-            while not self.is_ready and self._failure is None and self._receive():
-                pass
-        except TimeoutError:
-            pass
+        until = time.monotonic() + timeout_s
+        self._control.settimeout(wait_s(timeout_s))
+        while not self.is_ready and self._failure is None:
+            try:
+                if not self._receive():
+                    break
+            except TimeoutError:
+                let_through()
+                if time.monotonic() >= until:
+                    break
         self._control.setblocking(False)
         return self.is_ready and self._failure is None
 
@@ -161,6 +166,7 @@ class Cell:
                 raise self._lost
             if self._ended:
                 return None
+            let_through()
             now = time.monotonic()
             if now >= self._look_at:
                 self._look(now)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable
+from ..interrupts import acquire
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
 from .cell import Cell
 from .diagnose import errno_name, fix_for, is_shortage, not_made, what_failed
@@ -159,12 +160,15 @@ class Engine:
 
         The root, if another thread was faster.
         """
-        with self._lock:
+        acquire(self._lock)
+        try:
             known = self._roots.get(network)
             if known is not None:
                 return known
             self._roots[network], cell = self._find(command, limits, network)
             return cell
+        finally:
+            self._lock.release()
 
     def _drop(self, network: bool, root: Root) -> None:
         with self._lock:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from ..descriptors import allow
+from ..interrupts import let_through, wait_s
 
 _FEW = 8  # at once: nobody looks whether there is room for them
 _EACH = 12  # descriptors that a call takes at most
@@ -54,11 +56,15 @@ class Turns:
             self._changed.notify()
 
     def _wait_for_room(self) -> None:
+        ended, until = self._ended, time.monotonic() + _PATIENCE_S
         try:
             while not self._has_room():
-                ended = self._ended
-                if not self._changed.wait(_PATIENCE_S) and self._ended == ended:
+                let_through()
+                if self._ended != ended:
+                    ended, until = self._ended, time.monotonic() + _PATIENCE_S
+                elif time.monotonic() >= until:
                     return  # nobody gives any back: let the call say what it lacks
+                self._changed.wait(wait_s(_PATIENCE_S))
         finally:
             self._changed.notify()  # there may be room for the next one, too
 

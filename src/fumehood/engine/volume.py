@@ -257,8 +257,9 @@ def _hire() -> None:
         if begin(thread):
             _undertaker = thread
         else:  # whoever opens the next volume does its work
-            _graves.put(None)
-            _dig()
+            with contextlib.suppress(queue.Empty):
+                while (volume := _graves.get_nowait()) is not None:
+                    volume.close()
 
 
 def _dig() -> None:

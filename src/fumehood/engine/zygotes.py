@@ -11,11 +11,14 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed
 from ..guest.procfs import stat
+from ..interrupts import acquire, let_through
 from ..types import Limits
 from . import frames
 from .cell import Cell
@@ -164,7 +167,7 @@ class Zygote:
         """
         group = shared
         try:
-            with self._lock:
+            with self._taken():
                 group = shared if is_shared else self.groups.free()
                 if group is not None:
                     group.arm(limits)
@@ -205,6 +208,7 @@ class Zygote:
         with self._lock:
             if self._socket.fileno() < 0:
                 return
+            self._take_leave()
             self._launched.end()
             self.groups.remove()
 
@@ -220,14 +224,33 @@ class Zygote:
     def _pid(self) -> int:
         return self._launched.pid
 
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        """It does one thing at a time, and may take long over it."""
+        acquire(self._lock)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def _is_exiting(self) -> bool:
         """Whether it waits for the end of its last cells, which takes long where the machine is busy."""
         fields = stat(self._pid)
         return bool(fields) and bool(int(fields[6]) & _EXITING)
 
+    def _take_leave(self) -> None:
+        """It may have gone on as another process a moment ago, which is the one to be ended."""
+        try:
+            self._socket.setblocking(False)
+            while frame := self._socket.recv(frames.MAX_FRAME):
+                if frame[:1] == frames.PID:
+                    self._launched.go_on_as(frames.parse_pid(frame))
+        except (OSError, EngineFailed):
+            pass
+
     def _ask(self, order: dict[str, Any], fds: list[int]) -> list[int]:
         try:
-            with self._lock:
+            with self._taken():
                 self._orders += 1
                 pass_on(self._socket, frames.order(self._orders, marshal.dumps(order)), fds)
                 return self._wait_answer(self._orders)
@@ -268,6 +291,7 @@ class Zygote:
                 data, fds, _, _ = socket.recv_fds(self._socket, frames.MAX_FRAME, 1)
                 return data, fds
             except TimeoutError:
+                let_through()
                 is_stopped = stat(self._pid)[:1] == [b"T"]
                 if time.monotonic() >= until or (is_stopped and was_stopped):
                     raise
