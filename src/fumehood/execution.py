@@ -107,7 +107,7 @@ async def run(
     lost: SandboxLost | None = None
     for attempt in range(_ATTEMPTS):
         with _after(lost):
-            sandbox = await backend.create(plan.spec)
+            sandbox = await backend.create(plan.spec._replace(timeout_s=plan.timeout_s))
         try:
             with _after(lost):  # some backends learn only here that they cannot be had
                 if before is not None:

@@ -94,6 +94,7 @@ WAITS = {
     "confined": LOCAL,
     "process": LOCAL,
     "docker": (
+        ("fumehood.backends.docker", "_READY_S"),
         ("fumehood.backends.docker.container", "_MAKE_S"),
         ("fumehood.backends.docker.container", "_FATE_S"),
         ("fumehood.backends.docker.interpreter", "_ENDING_S"),

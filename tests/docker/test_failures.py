@@ -391,6 +391,85 @@ def test_a_daemon_that_hangs_from_the_start_is_told(daemon: Daemon, monkeypatch:
     assert "Docker daemon not available" in refusal(docker_host=unknown)
 
 
+ANSWERS = {"/_ping": b"OK", "/info": b'{"NCPU": 2}', "/containers/json": b"[]"}
+
+
+class Hanging:
+    """Takes every connection, and answers only what ends with one of these."""
+
+    def __init__(self, path: str, answered: tuple[str, ...]) -> None:
+        self._answered = answered
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(path)
+        self._listening.listen(100)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._talk, args=(self._listening.accept()[0],), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        heard = b""
+        with contextlib.suppress(OSError), connection:
+            while data := connection.recv(65536):
+                heard += data
+                while b"\r\n\r\n" in heard:
+                    head, _, heard = heard.partition(b"\r\n\r\n")
+                    self._answer(connection, head.split(None, 2)[1].decode().partition("?")[0])
+
+    def _answer(self, connection: socket.socket, path: str) -> None:
+        for end in self._answered:
+            if path.endswith(end):
+                said = ANSWERS[end]
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nApi-Version: 1.47\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
+                )
+
+
+HUNG = """
+from fumehood import BackendUnavailable, get_sandbox
+from fumehood.backends import docker
+from fumehood.backends.docker import client, container, pool
+client.ANSWER_S = client._LAST_S = container._MAKE_S = pool._CLOSE_S = 3600.0
+client._PING_S = client._ALIVE_S = docker._READY_S = 1.0
+with get_sandbox(type='docker', docker_host={address!r}, store_code='never') as sandbox:
+    try: sandbox.execute('print(1)', timeout=2)
+    except BackendUnavailable as error: print(error)
+"""
+
+
+@pytest.mark.parametrize("answered", [(), ("/_ping",), tuple(ANSWERS)], ids=["nothing", "ping", "all but create"])
+def test_an_engine_that_hangs_costs_the_time_out_and_a_moment(answered: tuple[str, ...]) -> None:
+    """Whichever answer it is that does not come: to wait for that one would take an hour."""
+    with socket_path() as path:
+        engine = Hanging(path, answered)
+        try:
+            command = [sys.executable, "-c", HUNG.format(address=f"unix://{path}")]
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=HANG_S, check=False)
+        finally:
+            engine.close()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path in done.stdout
+    assert "did not give a container in 2 s" in done.stdout or "no answer in time" in done.stdout
+
+
+def test_closing_looks_whether_the_engine_still_answers(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stopped in the middle of a run: nobody waits for what is to be removed."""
+    for name in ("client.ANSWER_S", "client._LAST_S", "pool._CLOSE_S"):
+        monkeypatch.setattr(f"fumehood.backends.docker.{name}", 3600.0)
+    with get_sandbox(type="docker", warm_cells=1) as sandbox:
+        assert sandbox.execute("print(1)").stdout == "1\n"
+        monkeypatch.setattr(client, "_ALIVE_S", 1.0)
+        daemon.signal(signal.SIGSTOP)
+    daemon.signal(signal.SIGCONT)
+    assert nothing_is_left(daemon)
+
+
 def test_closing_does_not_wait_for_an_engine_that_hangs(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_CLOSE_S", 2.0)
     monkeypatch.setattr(client, "ANSWER_S", 3600.0)

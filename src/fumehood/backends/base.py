@@ -35,6 +35,7 @@ class SandboxSpec(NamedTuple):
     packages: str | None = None  # a directory on this machine that the program's Python finds first
     requirements: tuple[str, ...] = ()  # of a backend that `installs`: what it is to find instead
     progress: Callable[[str], None] | None = None  # told about copies that take their time
+    timeout_s: float | None = None  # of its one program: an engine that makes nothing for as long hangs
 
 
 class Places(NamedTuple):

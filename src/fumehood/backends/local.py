@@ -62,6 +62,7 @@ class LocalBackend(Backend):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         from . import _local_async as driven  # importing asyncio costs more than a whole execution
 
+        spec = spec._replace(timeout_s=None)  # waiting cells are for any
         if not spec.keeps:
             return driven.LocalSandbox(self.start_direct, self.start_waiting, spec)
         return await driven.keep(functools.partial(self._open_volume, spec))

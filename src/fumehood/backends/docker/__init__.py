@@ -11,10 +11,13 @@ from ...errors import BackendUnavailable, PackageError
 from ...types import Limits, Receipt
 from ..base import Backend, Sandbox, SandboxSpec
 from .address import Address, find
+from .container import Container
 from .pool import Hub, hub_for
 from .sandbox import DockerSandbox
 
 __all__ = ["DockerBackend"]
+
+_READY_S = 10.0  # an engine that lives may take so long, however short the program's own time-out is
 
 
 class DockerBackend(Backend):
@@ -44,7 +47,7 @@ class DockerBackend(Backend):
                 f"requirements need a Docker engine on this machine, and {hub.client.address.shown} is not:"
                 " put the packages in the image (DOCKER_IMAGE), or use SANDBOX_TYPE=local"
             )
-        container = await hub.take(self._settings, spec, limits)
+        container = await self._taken(hub, spec, limits)
         try:
             if spec.packages is not None:
                 _check_python(str(container.inside.get("python")))
@@ -54,6 +57,20 @@ class DockerBackend(Backend):
             hub.discard(container)
             raise
         return sandbox
+
+    async def _taken(self, hub: Hub, spec: SandboxSpec, limits: Limits) -> Container:
+        if spec.timeout_s is None:
+            return await hub.take(self._settings, spec, limits)
+        wait_s = max(_READY_S, spec.timeout_s)
+        try:
+            async with asyncio.timeout(wait_s):
+                return await hub.take(self._settings, spec, limits)
+        except TimeoutError:
+            hub.client.is_silent = True
+            raise BackendUnavailable(
+                f"the Docker engine at {hub.client.address.shown} did not give a container in {wait_s:g} s;"
+                " try again, or restart Docker daemon"
+            ) from None
 
     async def close(self) -> None:
         self._closed = True

@@ -21,6 +21,7 @@ from .address import Address
 OURS, OLDEST = (1, 47), (1, 41)
 _CONNECT_S, ANSWER_S, _PING_S, _LAST_S = 5.0, 30.0, 10.0, 10.0
 _COMING_S, _AGAIN_S = 3.0, 0.05
+_ALIVE_S = 3.0  # for an answer that costs it nothing, where we are about to leave
 _NOT_FOUND = 404
 _LIMIT = 1 << 20  # bytes of an attached stream that wait to be read
 _MAX_HEAD = 65536
@@ -99,6 +100,7 @@ class Client:
     def __init__(self, address: Address, facts: Facts | None = None):
         self.address = address
         self.facts = facts
+        self.is_silent = False  # it let the last one who asked it for something wait in vain
         self._tls = None if address.tls is None else tls.context(address.tls)
         self._http = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(uds=address.socket, verify=self._tls or False),
@@ -162,6 +164,15 @@ class Client:
         except (httpx2.TransportError, OSError) as error:  # it lets some of TLS through
             raise self.unreachable(error) from error
 
+    async def answers(self) -> bool:
+        """Whether it does at all, at once: one that hangs takes connections, too."""
+        if not self.is_silent:
+            try:
+                await self._send("GET", "/_ping", timeout_s=_ALIVE_S)
+            except BackendUnavailable:
+                self.is_silent = True
+        return not self.is_silent
+
     async def close(self) -> None:
         await self._http.aclose()
 
@@ -201,6 +212,7 @@ class Client:
         self, version: tuple[int, int], verb: str, path: str, body: object = None, params: Any = None
     ) -> Any:
         response = await self._send(verb, f"/v{_dotted(version)}{path}", body, params)
+        self.is_silent = False
         if response.is_success:
             return response.json() if response.content else None
         raise Refused(response.status_code, _message(response.content))
@@ -227,15 +239,23 @@ class Client:
 
 
 def remove_now(
-    address: Address, version: tuple[int, int], names: Collection[str], coming: Collection[str] = ()
+    address: Address,
+    version: tuple[int, int],
+    names: Collection[str],
+    coming: Collection[str] = (),
+    *,
+    was_silent: bool = False,
 ) -> None:
     """Without an event loop: for garbage and the end of the process. `coming` may not be there yet."""
     verify = False if address.tls is None else tls.context(address.tls)
     transport = httpx2.HTTPTransport(uds=address.socket, verify=verify)
     until = time.monotonic() + _COMING_S
-    with httpx2.Client(transport=transport, base_url=address.url, timeout=_LAST_S, trust_env=False) as http:
-        for name in names:
+    wait_s = _ALIVE_S if was_silent else _LAST_S
+    with httpx2.Client(transport=transport, base_url=address.url, timeout=wait_s, trust_env=False) as http:
+        for index, name in enumerate(names):
             try:
+                if not index:
+                    http.get("/_ping", timeout=_ALIVE_S)
                 while True:
                     answer = http.delete(f"/v{_dotted(version)}/containers/{quote(name)}?force=1&v=1")
                     if answer.status_code != _NOT_FOUND or name not in coming or time.monotonic() > until:

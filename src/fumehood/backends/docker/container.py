@@ -116,6 +116,7 @@ class Container:
         self._creating = asyncio.ensure_future(
             self._ask("create a container", "POST", "/containers/create", labelled, name=self.name)
         )
+        self._creating.add_done_callback(_heard)
         await asyncio.shield(self._creating)  # the engine would go on without us
         self._doing = "attach to a container"
         try:
@@ -182,6 +183,12 @@ class Container:
             return await self.client.ask(verb, path, content, **params)
         except Refused as refused:
             raise translated(refused, doing) from None
+
+
+def _heard(creating: asyncio.Future[Any]) -> None:
+    """Nobody may be there any more to hear why it failed."""
+    if not creating.cancelled():
+        creating.exception()
 
 
 def parsed_hello(payload: bytes) -> dict[str, Any] | None:

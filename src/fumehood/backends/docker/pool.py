@@ -31,6 +31,7 @@ _hubs: dict[tuple[asyncio.AbstractEventLoop, Address], Hub] = {}
 _parents: list[Hub] = []  # kept for good: their ends would be the parent's
 _known: dict[Address, Facts] = {}
 _left: dict[Address, set[str]] = {}  # what could not be removed; a request may be carried out long after it was made
+_silent: set[Address] = set()  # engines that did not answer when we left them
 _lock = threading.Lock()
 _is_registered = False
 
@@ -228,7 +229,8 @@ class Hub:
             async with asyncio.timeout(_CLOSE_S):
                 if self._tasks:
                     await asyncio.wait(self._tasks)
-                await asyncio.gather(*map(self._remove, list(self.alive.values())))
+                if self.alive and await self.client.answers():
+                    await asyncio.gather(*map(self._remove, list(self.alive.values())))
         except TimeoutError:
             pass
         await self.client.close()
@@ -253,6 +255,8 @@ def _is_known(name: str) -> bool:
 
 
 def _leave_behind(hub: Hub) -> None:
+    if hub.client.is_silent:
+        _silent.add(hub.client.address)
     if hub.alive:
         _left.setdefault(hub.client.address, set()).update(hub.alive)
 
@@ -266,7 +270,8 @@ def _remove_all() -> None:
         coming.update(name for name, container in list(hub.alive.items()) if container.is_coming)
     for address, names in list(_left.items()):
         if address in _known:
-            remove_now(address, _known[address].version, list(names), coming)  # others may still add
+            version, was_silent = _known[address].version, address in _silent
+            remove_now(address, version, list(names), coming, was_silent=was_silent)  # others may still add
 
 
 def _after_fork() -> None:
@@ -278,5 +283,5 @@ def _after_fork() -> None:
         for container in hub.alive.values():
             if hasattr(container, "link"):
                 container.link.let_go()
-    for inherited in (_hubs, _known, _left):
+    for inherited in (_hubs, _known, _left, _silent):
         inherited.clear()
