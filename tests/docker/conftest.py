@@ -11,7 +11,7 @@ __all__ = ["daemon", "docker", "docker_host"]
 
 # How long fumehood waits for an engine before it gives up. Tests of the waiting itself set their own.
 WAITS = (
-    *("client.ANSWER_S", "client._PING_S", "client._LAST_S", "client._COMING_S", "client._ALIVE_S"),
+    *("client.ANSWER_S", "client._PING_S", "client._LAST_S", "client._COMING_S", "client.ALIVE_S"),
     *("_READY_S", "container._MAKE_S", "container._FATE_S", "pool._CLOSE_S", "sandbox._ANSWER_S"),
 )
 

@@ -20,7 +20,7 @@ PATIENT = f"""
 from fumehood.backends import docker
 from fumehood.backends.docker import client, container, pool, sandbox
 client.ANSWER_S = client._PING_S = client._LAST_S = client._COMING_S = container._MAKE_S = pool._CLOSE_S = {HANG_S}
-client._ALIVE_S = docker._READY_S = {HANG_S}
+client.ALIVE_S = docker._READY_S = {HANG_S}
 """
 
 

@@ -436,7 +436,7 @@ from fumehood import BackendUnavailable, get_sandbox
 from fumehood.backends import docker
 from fumehood.backends.docker import client, container, pool
 client.ANSWER_S = client._LAST_S = container._MAKE_S = pool._CLOSE_S = 3600.0
-client._PING_S = client._ALIVE_S = docker._READY_S = 1.0
+client._PING_S = client.ALIVE_S = docker._READY_S = 1.0
 with get_sandbox(type='docker', docker_host={address!r}, store_code='never') as sandbox:
     try: sandbox.execute('print(1)', timeout=2)
     except BackendUnavailable as error: print(error)
@@ -464,7 +464,7 @@ def test_closing_looks_whether_the_engine_still_answers(daemon: Daemon, monkeypa
         monkeypatch.setattr(f"fumehood.backends.docker.{name}", 3600.0)
     with get_sandbox(type="docker", warm_cells=1) as sandbox:
         assert sandbox.execute("print(1)").stdout == "1\n"
-        monkeypatch.setattr(client, "_ALIVE_S", 1.0)
+        monkeypatch.setattr(client, "ALIVE_S", 1.0)
         daemon.signal(signal.SIGSTOP)
     daemon.signal(signal.SIGCONT)
     assert nothing_is_left(daemon)

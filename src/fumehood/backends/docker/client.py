@@ -21,7 +21,7 @@ from .address import Address
 OURS, OLDEST = (1, 47), (1, 41)
 _CONNECT_S, ANSWER_S, _PING_S, _LAST_S = 5.0, 30.0, 10.0, 10.0
 _COMING_S, _AGAIN_S = 3.0, 0.05
-_ALIVE_S = 3.0  # for an answer that costs it nothing, where we are about to leave
+ALIVE_S = 3.0  # for an answer that costs it nothing, where we are about to leave
 _NOT_FOUND = 404
 _LIMIT = 1 << 20  # bytes of an attached stream that wait to be read
 _MAX_HEAD = 65536
@@ -168,7 +168,7 @@ class Client:
         """Whether it does at all, at once: one that hangs takes connections, too."""
         if not self.is_silent:
             try:
-                await self._send("GET", "/_ping", timeout_s=_ALIVE_S)
+                await self._send("GET", "/_ping", timeout_s=ALIVE_S)
             except BackendUnavailable:
                 self.is_silent = True
         return not self.is_silent
@@ -250,12 +250,12 @@ def remove_now(
     verify = False if address.tls is None else tls.context(address.tls)
     transport = httpx2.HTTPTransport(uds=address.socket, verify=verify)
     until = time.monotonic() + _COMING_S
-    wait_s = _ALIVE_S if was_silent else _LAST_S
+    wait_s = ALIVE_S if was_silent else _LAST_S
     with httpx2.Client(transport=transport, base_url=address.url, timeout=wait_s, trust_env=False) as http:
         for index, name in enumerate(names):
             try:
                 if not index:
-                    http.get("/_ping", timeout=_ALIVE_S)
+                    http.get("/_ping", timeout=ALIVE_S)
                 while True:
                     answer = http.delete(f"/v{_dotted(version)}/containers/{quote(name)}?force=1&v=1")
                     if answer.status_code != _NOT_FOUND or name not in coming or time.monotonic() > until:

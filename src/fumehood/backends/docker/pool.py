@@ -17,7 +17,7 @@ from ...config import Settings
 from ...errors import BackendUnavailable, FumehoodError
 from ...types import Limits
 from ..base import SandboxSpec
-from . import body, podman
+from . import body, client, podman
 from .address import Address
 from .client import Client, Facts, Refused, remove_now
 from .container import Container
@@ -229,8 +229,8 @@ class Hub:
             async with asyncio.timeout(_CLOSE_S):
                 if self._tasks:
                     await asyncio.wait(self._tasks)
-                if self.alive and await self.client.answers():
-                    await asyncio.gather(*map(self._remove, list(self.alive.values())))
+                if self.alive:
+                    await self._remove_alive()
         except TimeoutError:
             pass
         await self.client.close()
@@ -238,6 +238,17 @@ class Hub:
             _leave_behind(self)
             if _hubs.get((self.loop, self.client.address)) is self:
                 del _hubs[self.loop, self.client.address]
+
+    async def _remove_alive(self) -> None:
+        """For as long as the engine answers."""
+        removing = [asyncio.ensure_future(self._remove(container)) for container in self.alive.values()]
+        try:
+            while await self.client.answers():
+                if not (await asyncio.wait(removing, timeout=client.ALIVE_S))[1]:
+                    return
+        finally:
+            for task in removing:
+                task.cancel()
 
 
 def _request(facts: Facts, settings: Settings, spec: SandboxSpec, limits: Limits) -> dict[str, Any]:
