@@ -66,8 +66,7 @@ class Installation:
 
     def run(self, command: Sequence[str], *, builds: bool = False) -> tuple[int, str]:
         """Exit code and output. TooLarge when there is more in the directory than may ever be."""
-        told = tempfile.TemporaryFile()  # its exit code
-        with told, tempfile.TemporaryFile(dir=self._temporary) as output:
+        with tempfile.TemporaryFile() as told, tempfile.TemporaryFile(dir=self._temporary) as output:
             try:
                 process = subprocess.Popen(
                     [*_TELLS_EXIT, str(told.fileno()), "env", f"TMPDIR={self._temporary}", *command],
