@@ -158,6 +158,8 @@ def test_an_interrupt_leaves_the_interpreter_and_nobody_else(
     """What a run has started must not act between two calls once it was stopped."""
     public_path.chmod(0o1777)
     rest = f"""
+    from fumehood import execution
+    execution.INTERRUPT_GRACE_S = {HANG_S}
     with fumehood.open_session(**settings) as session:
         assert session.run('x = 1').exit_code == 0
         known = {{int(name) for name in os.listdir('/proc') if name.isdigit()}}

@@ -24,7 +24,7 @@ class Memory:
         self._disk = disk  # the file system of the program's files, which are in memory too
         self._sizes: dict[int, int] = {}
         self._nameless: dict[bytes, int] = {}  # the most that each was seen to have
-        self._hidden = 0
+        self._hidden = self._looks_hidden = 0
 
     def exceeds(self, pids: list[int], limit: int) -> bool:
         sizes, resident = {}, 0
@@ -44,8 +44,10 @@ class Memory:
 
     def _hidden_bytes(self, sizes: dict[int, int]) -> int:
         found = nameless(sizes)
+        self._looks_hidden = self._looks_hidden + 1 if found is None else 0
         if found is None:
-            return sum(sizes.values())  # who hides its maps pays for all of them
+            self._sizes = {}  # look again
+            return sum(sizes.values()) if self._looks_hidden > 1 else self._hidden  # who hides its maps pays for all
         self._nameless = {inode: max(size, self._nameless.get(inode, 0)) for inode, size in found.items()}
         return sum(self._nameless.values())
 
@@ -61,7 +63,7 @@ def nameless(pids: Iterable[int]) -> dict[bytes, int] | None:
     found: dict[bytes, int] = {}
     for pid in pids:
         maps = read(f"/proc/{pid}/maps")
-        if not maps and read(f"/proc/{pid}/statm"):
+        if not maps and read(f"/proc/{pid}/statm")[:2].strip(b"0 "):  # else it ended meanwhile
             return None
         own: dict[bytes, int] = {}
         for line in maps.splitlines():
