@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed, SandboxLost
+from ..guest.procfs import stat
 from ..guest.wire import HEADER
 from ..interrupts import let_through, wait_s
 from ..types import Display, Exited, Output, Reason, Receipt
@@ -33,6 +34,7 @@ _CHUNK = PIPE_BYTES = 65536
 _WANTED_PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _GONE_S = 2.0
+_LATE_S = 20.0  # on a busy machine
 _LOOK_S = 0.05
 MAX_LEFT = 1 << 20  # a pipe holds no more; who writes on is not waited for
 
@@ -190,7 +192,7 @@ class Cell:
                 self._used = usage.of_tree(self._pidfd)  # who is killed cannot be asked any more
         finally:
             self._outlives = True
-            self._insist_at = time.monotonic() + _GONE_S
+            self._insist_at = min(self._insist_at, time.monotonic() + _GONE_S)
             self._signal(signal.SIGKILL if self._sealed else KILL_TREE)
             if not self._sealed:
                 self._signal(signal.SIGCONT)  # a program there may have stopped it
@@ -225,7 +227,7 @@ class Cell:
         """All of it, and wait for that. What was written is there to be read."""
         if not self.has_ended:
             self.kill()
-            if not self.is_gone(_GONE_S):
+            if not self.is_gone(_GONE_S) and (self._is_stopped() or not self.is_gone(_LATE_S)):
                 self._insist()
                 self.is_gone(_GONE_S)
         if self._left_orphans:
@@ -252,6 +254,14 @@ class Cell:
         except ProcessLookupError:
             pass
 
+    def _is_stopped(self) -> bool:
+        """By its program, at the levels where nothing keeps it from that."""
+        return stat(usage.pid_of(self._pidfd))[:1] == [b"T"]
+
+    def _insist_if_due(self, now: float) -> None:
+        if now >= self._insist_at and (now >= self._insist_at + _LATE_S or self._is_stopped()):
+            self._insist()
+
     def _insist(self) -> None:
         """Its supervisor does not do what it was told: without it, the zygote has to."""
         self._insist_at = math.inf
@@ -262,8 +272,7 @@ class Cell:
     def _look(self, now: float) -> None:
         """The kernel kills one process of a tree that ran out of memory; we end it all, as the limit is the tree's."""
         self._look_at = now + _LOOK_S
-        if now >= self._insist_at:
-            self._insist()
+        self._insist_if_due(now)
         if self.while_it_runs is not None:
             self.while_it_runs()
             self.while_it_runs = None

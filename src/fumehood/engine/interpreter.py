@@ -95,9 +95,8 @@ class Interpreter(Cell):
     def _look(self, now: float) -> None:
         """Who ran out of memory is dead already; the interpreter, if it lives, keeps what it has."""
         self._look_at = now + _LOOK_S
-        if now >= self._insist_at:
-            self._insist()
-        elif now >= self._kill_at:
+        self._insist_if_due(now)
+        if now >= self._kill_at:
             self.kill()
         elif self._cpu_s is not None and now >= self._cpu_look_at and self.is_running:
             self._cpu_look_at = now + _CPU_LOOK_S

@@ -107,8 +107,7 @@ class Supervisor:
                 if ended is not None:
                     return self._report(*ended)
             if signo == KILL_TREE and not self._sealed:
-                tree.send(self._child, signal.SIGKILL)
-                return self._report(signal.SIGKILL, None)
+                return self._report(signal.SIGKILL, None, was_told=True)
             if signo in _EXIT_CODES and info.si_code == _SI_USER and info.si_pid == self._child:
                 return self._report(_EXIT_CODES[signo] << 8, None)
             if signo:
@@ -192,20 +191,20 @@ class Supervisor:
         if not was_stopped:
             tree.send(self._child, signal.SIGCONT)
 
-    def _report(self, status: int, usage: resource.struct_rusage | None) -> None:
+    def _report(self, status: int, usage: resource.struct_rusage | None, *, was_told: bool = False) -> None:
         if status and self._disk and _is_full(self._disk):
             self._flags |= frames.DISK_FULL
         # Those that were refused a fork end too, so at its end a tree that hit the limit is no longer at it.
-        if status and self._processes and self._count_tasks(self._tree()) >= self._processes // 2:
+        if status and not was_told and self._processes and self._count_tasks(self._tree()) >= self._processes // 2:
             self._flags |= frames.PROCESSES_HIT
+        is_clean = self._sealed or self._hunt()  # first: to measure a large tree takes time. We have waited for all
         cpu_ns, max_rss = _usage(self._child, usage)
         if self._has_others():
             if self._sealed:
                 self._flags |= frames.HAD_OTHERS  # the host waits until all of them are gone
-            if usage is None:
-                cpu_ns += self._cpu_ns_of_others(self._tree())
+                if usage is None:
+                    cpu_ns += self._cpu_ns_of_others(self._tree())
             cpu_ns += self._lost_ns(cpu_ns)
-        is_clean = self._sealed or self._hunt()
         if not self._tell(frames.exited(status, cpu_ns, max_rss, self._flags)):
             self._clean_up()
         if not is_clean:

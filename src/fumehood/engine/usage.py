@@ -14,7 +14,7 @@ _MOST_S = 0.05  # who has started thousands of processes does not put off its en
 def of_tree(pidfd: int) -> tuple[float, int]:
     """Seconds of CPU time, without its supervisor's own, and the largest peak of memory in bytes."""
     ticks, peak_kib = 0, 0
-    supervisor = _pid(pidfd)
+    supervisor = pid_of(pidfd)
     pending = [supervisor]
     until = time.monotonic() + _MOST_S
     while pending and time.monotonic() < until:
@@ -39,5 +39,5 @@ def _tasks(pid: int) -> list[str]:
         return []
 
 
-def _pid(pidfd: int) -> int:
+def pid_of(pidfd: int) -> int:
     return number(read(f"/proc/self/fdinfo/{pidfd}"), b"Pid:")
