@@ -248,7 +248,7 @@ def test_sessions_at_once_find_nothing_of_one_another_and_leave_nothing(tmp_path
     for kind in ("processes", "temporary", "mounts"):
         assert after[kind] == before[kind], kind
     assert after["cgroups"] <= before["cgroups"] + SPARE_GROUPS * 4  # one for each of four controllers
-    assert after["descriptors"] <= before["descriptors"] + SPARE_GROUPS * 2 + 8
+    assert after["descriptors"] <= before["descriptors"] + SPARE_GROUPS * 4 + 8
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             assert nonce not in Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
