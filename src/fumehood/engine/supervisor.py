@@ -18,8 +18,8 @@ from ..guest.procfs import (
     USER,
     WAITED_SYSTEM,
     WAITED_USER,
+    Reading,
     number,
-    read,
     stat,
 )
 from ..guest.wire import DONE
@@ -71,15 +71,22 @@ class Supervisor:
             self._answers = Doorkeeper(
                 listener, order["sockets"], self._memory_limit or 0, lambda: nameless(self._tree()) == {}
             )
+        self._newest = Reading("/proc/sys/kernel/ns_last_pid")
+        self._child_status = Reading(f"/proc/{child}/status")
         self._flags = 0
         self._are_more_dead = False
         self._ticks = 0  # of CPU time that the tree shows
         self._lost_ticks = 0  # that it showed once: of those for whom nobody waited
 
     def rehearse(self) -> None:
-        """Touch now what the report will touch: see the runner's."""
-        read("/proc/sys/kernel/ns_last_pid")
-        frames.exited(0, *_usage(self._child, None), self._flags)
+        """Open and touch now what the report will touch: see the runner's."""
+        self._newest.open()
+        self._child_status.open()
+        for _ in range(2):
+            os.kill(os.getpid(), WAKE)
+            _wait(0)
+            self._has_others()
+            frames.exited(0, *self._usage(None), self._flags)
 
     def run(self) -> None:
         """Until the program has ended. The caller exits.
@@ -139,7 +146,7 @@ class Supervisor:
                 self._interrupt()
             elif order == frames.TELL_USAGE:
                 full = frames.DISK_FULL if self._disk and _is_full(self._disk) else 0
-                cpu_ns, max_rss = _usage(self._child, None)
+                cpu_ns, max_rss = self._usage(None)
                 if self._has_others():
                     cpu_ns += self._cpu_ns_of_others(self._tree())
                 cpu_ns += self._lost_ns(cpu_ns)
@@ -198,7 +205,7 @@ class Supervisor:
         if status and not was_told and self._processes and self._count_tasks(self._tree()) >= self._processes // 2:
             self._flags |= frames.PROCESSES_HIT
         is_clean = self._sealed or self._hunt()  # first: to measure a large tree takes time. We have waited for all
-        cpu_ns, max_rss = _usage(self._child, usage)
+        cpu_ns, max_rss = self._usage(usage)
         if self._has_others():
             if self._sealed:
                 self._flags |= frames.HAD_OTHERS  # the host waits until all of them are gone
@@ -207,12 +214,23 @@ class Supervisor:
             cpu_ns += self._lost_ns(cpu_ns)
         if not self._tell(frames.exited(status, cpu_ns, max_rss, self._flags)):
             self._clean_up()
+        os.sched_yield()  # the host first: our end, and so the end of all here, keeps this core for half a millisecond
         if not is_clean:
             self._hunt(_LONG_HUNT_S)
 
+    def _usage(self, usage: resource.struct_rusage | None) -> tuple[int, int]:
+        """Nanoseconds of CPU and bytes. `usage`: the program's, if it was waited for."""
+        rest = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = rest.ru_utime + rest.ru_stime
+        peak_kib = rest.ru_maxrss
+        if usage is None:  # it said that it is done and is still there
+            cpu_s += _cpu_s(self._child)
+            peak_kib = max(peak_kib, number(self._child_status.read(), b"VmHWM:"))
+        return int(cpu_s * 1e9), peak_kib * 1024
+
     def _has_others(self) -> bool:
         """Whether the program has started processes or threads: cheap, where there is a pid namespace."""
-        return not self._sealed or read("/proc/sys/kernel/ns_last_pid") != b"%d\n" % self._child
+        return not self._sealed or self._newest.read() != b"%d\n" % self._child
 
     def _cpu_ns_of_others(self, pids: list[int]) -> int:
         """Of what it has started and waited for, and of what is still there. Those we have reaped are counted."""
@@ -249,7 +267,7 @@ class Supervisor:
         pids = self._tree()
         if self._processes and self._count_tasks(pids) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
-        self._notice((_usage(self._child, None)[0] + self._cpu_ns_of_others(pids)) * _TICKS // 1_000_000_000)
+        self._notice((self._usage(None)[0] + self._cpu_ns_of_others(pids)) * _TICKS // 1_000_000_000)
         if self._memory_limit and self._memory.exceeds(pids, self._memory_limit):
             self._flags |= frames.MEMORY_KILL
             tree.send(self._child, signal.SIGKILL)
@@ -289,16 +307,6 @@ class Supervisor:
 
 def _wait(within_s: float | None) -> Any:
     return signal.sigwaitinfo(WATCHED) if within_s is None else signal.sigtimedwait(WATCHED, within_s)
-
-
-def _usage(pid: int, usage: resource.struct_rusage | None) -> tuple[int, int]:
-    rest = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = rest.ru_utime + rest.ru_stime
-    peak_kib = rest.ru_maxrss
-    if usage is None:  # it said that it is done and is still there
-        cpu_s += _cpu_s(pid)
-        peak_kib = max(peak_kib, number(read(f"/proc/{pid}/status"), b"VmHWM:"))
-    return int(cpu_s * 1e9), peak_kib * 1024
 
 
 def _cpu_s(pid: int) -> float:

@@ -26,6 +26,28 @@ def read(path: str) -> bytes:
         os.close(fd)
 
 
+class Reading:
+    """A file that is read again and again: once it is `open`, in one call. One that is gone reads as empty."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+
+    def open(self) -> None:
+        try:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            pass  # it is opened for each
+
+    def read(self) -> bytes:
+        if self._fd < 0:
+            return read(self._path)
+        try:
+            return os.pread(self._fd, _CHUNK, 0)
+        except OSError:
+            return b""
+
+
 def stat(pid: int | str) -> list[bytes]:
     """What stands behind the name in /proc/PID/stat; nothing if it is gone. The name may have anything in it."""
     fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -34,8 +56,8 @@ def stat(pid: int | str) -> list[bytes]:
 
 def number(text: bytes, name: bytes) -> int:
     """In the last line that begins so, or 0: a process's own name stands in the first, and is whatever it likes."""
-    for line in reversed(text.split(b"\n")):
-        if line.startswith(name):
-            words = line[len(name) :].split(None, 1)
-            return int(words[0]) if words and words[0].isdigit() and len(words[0]) <= _MAX_DIGITS else 0
-    return 0
+    start = (b"\n" + text).rfind(b"\n" + name)
+    if start < 0:
+        return 0
+    words = text[start + len(name) :].partition(b"\n")[0].split(None, 1)
+    return int(words[0]) if words and words[0].isdigit() and len(words[0]) <= _MAX_DIGITS else 0

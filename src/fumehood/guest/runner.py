@@ -28,22 +28,31 @@ if TYPE_CHECKING:
 _NOTICED_S = 0.2
 
 
-def rehearse(directory: str) -> None:
+def rehearse(workspace: str, directory: str) -> None:
     """Go through the motions while there is time: every page that is touched now is not copied in the request."""
-    source = b"print(6 * 7, file=nowhere)\n"
-    order = {"argv": ["python", "main.py"], "script": source, "inline": True, "env": {}, "files": {}, "cpu_s": 1}
-    order = marshal.loads(marshal.dumps(order))
-    path = _keep(order, directory)
-    assert path is not None
-    scope = types.ModuleType("__main__").__dict__
-    scope["nowhere"] = io.StringIO()
-    exec(compile(source, path, "exec", dont_inherit=True), scope)
-    sys.path.insert(0, sys.path.pop(0))
-    resource.getrlimit(resource.RLIMIT_CPU)
-    os.getcwd()
-    _flush(sys.stdout)
-    _flush(sys.stderr)
-    os.unlink(path)
+    source = b"import sys\nprint(6 * 7, file=sys.stdout)\n"
+    argv = ["python", "main.py"]
+    body = marshal.dumps({"argv": argv, "script": source, "inline": True, "env": {}, "files": {}, "cpu_s": 0})
+    stdout, before = sys.stdout, sys.argv
+    for _ in range(2):  # what the first one leaves is what the second one, and then the program, finds
+        read_end, write_end = os.pipe()
+        os.write(write_end, HEADER.pack(len(body)) + body)
+        order = _receive(read_end)
+        os.close(read_end)
+        os.close(write_end)
+        _settle(order, workspace)
+        path = _keep(order, directory)
+        assert path is not None
+        sys.stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", line_buffering=True)
+        _run_python(source, argv, path)
+        gc.disable()
+        _flush(sys.stdout)
+        sys.stdout, sys.argv = stdout, before
+        del sys.path[0]
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+        os.unlink(path)
+    resource.setrlimit(resource.RLIMIT_CPU, resource.getrlimit(resource.RLIMIT_CPU))
 
 
 def run(supervisor: int | None, workspace: str, directory: str, flush_c: Callable[[], None]) -> NoReturn:
@@ -52,14 +61,7 @@ def run(supervisor: int | None, workspace: str, directory: str, flush_c: Callabl
     Without a `supervisor` its end is an exit like any other.
     """
     try:
-        header = _read_exactly(HEADER.size)
-        if header is None:
-            os._exit(0)  # nobody wants this cell
-        body = _read_exactly(HEADER.unpack(header)[0])
-        if body is None:
-            os._exit(0)
-        order: dict[str, Any] = marshal.loads(body)
-        del body
+        order = _receive(0)
         _settle(order, workspace)
         if order["serves"]:
             sys.path.insert(0, os.getcwd())
@@ -75,6 +77,15 @@ def run(supervisor: int | None, workspace: str, directory: str, flush_c: Callabl
         os.write(2, f"fumehood: the program could not be started: {error!r}\n".encode())
         os._exit(125)
     os._exit(125)
+
+
+def _receive(fd: int) -> dict[str, Any]:
+    header = _read_exactly(fd, HEADER.size)
+    body = None if header is None else _read_exactly(fd, HEADER.unpack(header)[0])
+    if body is None:
+        os._exit(0)  # nobody wants this cell
+    order: dict[str, Any] = marshal.loads(body)
+    return order
 
 
 def _settle(order: Mapping[str, Any], workspace: str) -> None:
@@ -188,11 +199,11 @@ def _flush(stream: Any) -> None:
         pass
 
 
-def _read_exactly(size: int) -> bytearray | None:
+def _read_exactly(fd: int, size: int) -> bytearray | None:
     data = bytearray(size)
     view = memoryview(data)
     while view:
-        count = os.readv(0, [view])
+        count = os.readv(fd, [view])
         if not count:
             return None
         view = view[count:]
