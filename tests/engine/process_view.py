@@ -88,7 +88,7 @@ def waiting_cells() -> list[Cell]:
 
 
 def descriptors() -> dict[int, str]:
-    """Those of this process that belong neither to a cell that waits for a program nor to a control group.
+    """Those of this process that belong neither to a cell that waits for a program, its pool, nor to a control group.
 
     A group is kept for the next cell, and there are as many as cells were alive at once. How many that were depends on
     how soon the kernel clears away a cell that has ended.
@@ -96,6 +96,8 @@ def descriptors() -> dict[int, str]:
     kept = {fd for group in groups() for fd in (*group.doors, group._occupant)}
     for cell in waiting_cells():
         kept |= {cell._stdin, *cell._outputs, cell._control.fileno(), cell._pidfd, cell._top}
+    for pool in [pool for root in roots() for pool in list(root._pools.values())]:
+        kept |= set() if pool._ends is None else {pool._ends._called, *pool._ends._cells.values()}
     return {fd: path for fd, path in open_descriptors().items() if fd not in kept}
 
 

@@ -47,6 +47,7 @@ class Cell:
 
     receipt: Receipt
     directory: str | None = None  # the program's, where it has no root of its own
+    close_later: Callable[[Cell], bool] | None = None  # whoever closes it when it has ended, if that says so
     while_it_runs: Callable[[], None] | None = None  # called once, if the program runs for longer than a moment
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ class Cell:
         self._watch: Watch | None = None
         self._ended = False
         self._outlives = False  # whether processes may be left when the program has ended
+        self._was_alone = False  # the program started nobody: its supervisor knows all that was used
         self._used = (0.0, 0)  # seconds of CPU and bytes, when it was killed
         self._look_at = 0.0
         self._insist_at = math.inf  # when a supervisor that was told to end must have
@@ -84,6 +86,7 @@ class Cell:
         self._files: Files | None = None
         self._lost: EngineFailed | None = None
         self._when_closed: list[Callable[[], None]] = []
+        self._is_left = False  # to `close_later`
         _open.add(self)
 
     def _make_input(self) -> tuple[int, int]:
@@ -113,7 +116,14 @@ class Cell:
                 if time.monotonic() >= until:
                     break
         self._control.setblocking(False)
-        return self.is_ready and self._failure is None
+        if not self.is_ready or self._failure is not None:
+            return False
+        self._begin_watch()  # now, as its caller has the time
+        return True
+
+    def is_waiting(self) -> bool:
+        """Still, after `wait_ready`: it has said nothing since, and lives."""
+        return self._watch is not None and not self._watch.wait(0)
 
     def belong(
         self,
@@ -123,13 +133,14 @@ class Cell:
         receipt: Receipt,
         is_orphan: Callable[[], bool],
         kill_orphans: Callable[[], None],
+        shares_group: bool = False,
     ) -> None:
         """`is_orphan`: whether its zygote is gone, which takes a sealed cell with it.
 
         `kill_orphans`: what its supervisor left, if that was killed.
         """
         self._sealed = sealed
-        self._group = group
+        self._group, self._shares_group = group, shares_group
         self.receipt = receipt
         self._is_orphan = is_orphan
         self._kill_orphans = kill_orphans
@@ -197,6 +208,10 @@ class Cell:
             if not self._sealed:
                 self._signal(signal.SIGCONT)  # a program there may have stopped it
 
+    def end_descriptor(self) -> int:
+        """Readable when its first process has ended; the caller's to close."""
+        return os.dup(self._pidfd)
+
     def is_gone(self, wait_s: float) -> bool:
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -236,6 +251,17 @@ class Cell:
             self._kill_orphans()
 
     def close(self) -> None:
+        """At once, or in a thread of its pool where there is nothing to wait for."""
+        if self._is_left:
+            return
+        later, self.close_later = self.close_later, None
+        if later is not None and self._sealed and self.has_ended and not self.shows:
+            self._call_when_closed()
+            self._is_left = later(self)
+        if not self._is_left:
+            self.close_now()
+
+    def close_now(self) -> None:
         if self._control.fileno() < 0:
             return
         _open.discard(self)
@@ -243,8 +269,11 @@ class Cell:
         self._let_go()
         if self.shows and self._sealed and self._group is not None:
             self._group.release()  # at the other levels it is cleared
-        for call in self._when_closed:
-            call()
+        self._call_when_closed()
+
+    def _call_when_closed(self) -> None:
+        while self._when_closed:
+            self._when_closed.pop(0)()
 
     # --- inside
 
@@ -379,6 +408,7 @@ class Cell:
         code = 128 + os.WTERMSIG(end.status) if os.WIFSIGNALED(end.status) else os.WEXITSTATUS(end.status)
         reason = self._reason(killed=os.WIFSIGNALED(end.status), flags=end.flags) if code else "ok"
         self._outlives = bool(end.flags & frames.HAD_OTHERS)
+        self._was_alone = self._sealed and not self._outlives and not self._shares_group
         cpu_s, max_rss_bytes = self._used
         self._finish(Exited(code, reason, max(cpu_s, end.cpu_ns / 1e9), max(max_rss_bytes, end.max_rss_bytes)))
 
@@ -395,7 +425,7 @@ class Cell:
     def _finish(self, exited: Exited) -> None:
         """What was written before the end is in the pipes; a daemon that holds them open must not make us wait."""
         self._read_rest(MAX_LEFT)
-        if self._group is not None:
+        if self._group is not None and not self._was_alone:
             exited = exited._replace(cpu_s=max(exited.cpu_s, self._group.take_cpu_s()))
         if self._lost is not None:
             self._events.clear()
@@ -430,6 +460,8 @@ class Cell:
                 pending = pending[os.write(self._stdin, pending) :]
         except BlockingIOError:
             self._pending = pending
+            if self._watch is not None:
+                self._watch.listen(self._stdin, WRITABLE)
             return
         except (BrokenPipeError, ConnectionResetError):
             pass  # it does not want the rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import functools
 import os
 import threading
 import time
@@ -57,6 +58,9 @@ class Engine:
         self, command: Command, limits: Limits, *, network: bool, warm_cells: int = 0, shows: bool = False
     ) -> Cell:
         """The program is on its way when this returns. `shows`: its files are to be read."""
+        waiting = self.start_waiting(command, limits, network=network, warm_cells=warm_cells, shows=shows)
+        if waiting is not None:
+            return waiting
         turns.begin()
         try:
             cell = self._start(command, limits, network, warm_cells, shows)
@@ -357,8 +361,8 @@ def _pool(root: Root, limits: Limits, warm_cells: int, shows: bool) -> Pool | No
 
 def _fed(root: Root, cell: Cell, command: Command, pool: Pool | None = None) -> Cell:
     if pool is not None:
-        cell.when_closed(pool.done)
-        cell.while_it_runs = pool.nudge
+        cell.when_closed(functools.partial(pool.done, cell))
+        cell.while_it_runs, cell.close_later = pool.nudge, pool.close_later
     cell.feed(program(command, root.environment_of(cell)), command.stdin)
     return cell
 

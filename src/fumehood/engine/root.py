@@ -118,7 +118,9 @@ class Root:
         cell.when_closed(clear)
         return cell
 
-    def _adopt(self, cell: Cell, directory: str | None, group: Group | None, limits: Limits) -> None:
+    def _adopt(
+        self, cell: Cell, directory: str | None, group: Group | None, limits: Limits, *, shares_group: bool = False
+    ) -> None:
         cell.directory = directory
         cell.belong(
             sealed=directory is None,
@@ -126,6 +128,7 @@ class Root:
             receipt=self.receipt(limits),
             is_orphan=self.zygote.is_gone,
             kill_orphans=self.zygote.kill_orphans,
+            shares_group=shares_group,
         )
 
     def _let_show(self, cell: Cell, directory: str | None) -> None:
@@ -158,7 +161,7 @@ class Root:
             cell.close()
             raise
         self.zygote.make_cell(order, limits, cell, group, is_shared=True)
-        self._adopt(cell, directory, group, limits)
+        self._adopt(cell, directory, group, limits, shares_group=True)
 
     def pool(self, limits: Limits, maximum: int, *, shows: bool = False) -> Pool:
         """The one for these limits: they are built into a cell."""

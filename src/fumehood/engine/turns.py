@@ -22,41 +22,46 @@ class Turns:
 
     def begin_anew(self) -> None:
         """In a forked child, too: the parent's calls are not its own."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._starting = 0  # calls whose descriptors are still to be opened
         self._running = 0
         self._ended = 0
 
     def begin(self) -> None:
         """Once there is room. `started` or `give_up` follows."""
-        with self._changed:
+        with self._lock:
             if self._starting + self._running >= _FEW:
                 self._wait_for_room()
             self._starting += 1
 
     def started(self) -> None:
-        with self._changed:
+        with self._lock:
             self._starting -= 1
             self._running += 1
 
     def begin_at_once(self) -> None:
         """One that has its descriptors already."""
-        with self._changed:
+        with self._lock:
             self._running += 1
 
     def give_up(self) -> None:
-        with self._changed:
+        with self._lock:
             self._starting -= 1
-            self._changed.notify()
+            if self._waiting:
+                self._changed.notify()
 
     def end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._running -= 1
             self._ended += 1
-            self._changed.notify()
+            if self._waiting:
+                self._changed.notify()
 
     def _wait_for_room(self) -> None:
         ended, until = self._ended, time.monotonic() + _PATIENCE_S
+        self._waiting += 1
         try:
             while not self._has_room():
                 let_through()
@@ -66,6 +71,7 @@ class Turns:
                     return  # nobody gives any back: let the call say what it lacks
                 self._changed.wait(wait_s(_PATIENCE_S))
         finally:
+            self._waiting -= 1
             self._changed.notify()  # there may be room for the next one, too
 
     def _has_room(self) -> bool:
