@@ -13,6 +13,7 @@ _MAX_STRINGS_BYTES = 1024 * 1024
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
 _MB = 1024 * 1024
+_NO_ARGS: tuple[()] = ()
 
 
 def code_bytes(code: object, limits: Limits) -> bytes:
@@ -51,7 +52,7 @@ def content_bytes(content: object) -> bytes:
 
 def arg_strings(args: object) -> tuple[str, ...]:
     """The arguments after the program's own name."""
-    if args is None:
+    if args is None or args is _NO_ARGS:
         return ()
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise BadArgument(f"args must be a list of str, not {_kind(args)}")

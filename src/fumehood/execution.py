@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .backends.base import Backend, DirectBackend, Event, Process, Ran, Sandbox
@@ -30,6 +30,7 @@ BUSY_S = 0.005  # how long a program that never falls silent may keep the event 
 _KILLED = 128 + signal.SIGKILL
 _INTERRUPTED = 128 + signal.SIGINT
 _ATTEMPTS = 3
+_FIRST = nullcontext()
 
 
 class Watcher(Protocol):
@@ -69,7 +70,7 @@ def run_direct(backend: DirectBackend, plan: Plan) -> ExecutionResult:
     started = time.monotonic()
     lost: SandboxLost | None = None
     for attempt in range(_ATTEMPTS):
-        with _after(lost):
+        with _FIRST if lost is None else _after(lost):
             process = backend.start_direct(plan.spec, plan.command)
         try:
             hold_to(plan.require, process.receipt)

@@ -5,6 +5,7 @@ Python raises KeyboardInterrupt between any two instructions: also between a pip
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # the wrappers make enumerations, which every call would pay for
 import functools
 import os
 import signal
@@ -18,9 +19,11 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_SIGINT = int(signal.SIGINT)
 LOOK_S = 0.05  # how long a wait may take before it looks for one
 _AGAIN_S = 1.0  # who presses again after so long means it: it is let through wherever we are
 
+_main_thread = threading.main_thread().ident
 _handler: Callable[[int, FrameType | None], Any] | None = None  # the host's, while we hold it back
 _holder = 0  # the thread that does: only the main one can
 _came_at: float | None = None
@@ -34,14 +37,15 @@ class Held:
     def __enter__(self) -> None:
         global _handler, _holder, _came_at
         self._is_ours = False
-        if threading.get_ident() != threading.main_thread().ident:
+        this_thread = threading.get_ident()
+        if this_thread != _main_thread:
             return
-        handler = signal.getsignal(signal.SIGINT)
+        handler = _signal.getsignal(_SIGINT)
         if handler is _note or not callable(handler):
             return
-        _handler, _holder, _came_at = handler, threading.get_ident(), None
+        _handler, _holder, _came_at = handler, this_thread, None
         try:
-            signal.signal(signal.SIGINT, _note)  # up to here one is raised as ever, from here on it is noted
+            _signal.signal(_SIGINT, _note)  # up to here one is raised as ever, from here on it is noted
             self._is_ours = True
         except ValueError:  # in an interpreter beside the main one
             _handler, _holder = None, 0
@@ -84,8 +88,8 @@ def acquire(lock: threading.Lock) -> None:
 def _give_back() -> None:
     global _handler, _holder, _came_at
     handler = _handler
-    if signal.getsignal(signal.SIGINT) is _note:
-        signal.signal(signal.SIGINT, handler)
+    if _signal.getsignal(_SIGINT) is _note:
+        _signal.signal(_SIGINT, handler)
     came = _came_at is not None
     _handler, _holder, _came_at = None, 0, None
     if came and handler is not None:
@@ -103,6 +107,8 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 def _after_fork() -> None:
     """Made by another thread, the child has nobody who would give it back."""
+    global _main_thread
+    _main_thread = threading.get_ident()
     if _handler is not None and threading.get_ident() != _holder:
         _give_back()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,10 +36,15 @@ def lookup(name: str) -> Language | None:
     return _BY_NAME.get(name.strip().lower())
 
 
-def resolve(name: str, allowed: Sequence[str]) -> Language:
+def resolve(name: str, allowed: tuple[str, ...]) -> Language:
     """The language to run, if it is known and on the allow-list."""
     if not isinstance(name, str):
         raise BadArgument(f"language must be a name such as 'python', not {type(name).__name__}")
+    return _resolve(name, allowed)
+
+
+@functools.lru_cache(maxsize=16)
+def _resolve(name: str, allowed: tuple[str, ...]) -> Language:
     language = lookup(name)
     if language is None:
         shown = repr(name[:40])

@@ -42,6 +42,7 @@ class Planner:
     def __init__(self, settings: Settings) -> None:
         self.spec = SandboxSpec(settings.limits(), settings.network)
         self._settings = settings
+        self._require = cast("Level | None", settings.require)
         self._resource_limits = self.spec.limits._asdict()
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -118,6 +119,6 @@ class Planner:
             settings.output_kill_mb * _MB,
             self._resource_limits,
             clamped,
-            cast("Level | None", settings.require),
+            self._require,
             cancelled,
         )

@@ -62,6 +62,9 @@ class Steps:
 
     def record(self, result: ExecutionResult, plan: Plan, language: str, kind: str = "execute", **said: Any) -> None:
         """Store one step that ran a program, if the policy says so."""
+        if self._settings.store_code == "never":
+            self.number += 1
+            return
         said = _said(plan, language, kind, said)
         if self._counts(result, said):
             self._save(result, self.number, said)

@@ -102,6 +102,8 @@ class Axis(NamedTuple):
     fix: str | None = None
 
     def as_dict(self) -> dict[str, str]:
+        if self.step is None and self.errno is None and self.fix is None:
+            return {"level": self.level, "mechanism": self.mechanism}
         pairs = (
             ("level", self.level),
             ("mechanism", self.mechanism),
