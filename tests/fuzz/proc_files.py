@@ -8,7 +8,7 @@ from threading import get_ident
 from types import ModuleType
 from unittest.mock import patch
 
-from fumehood.engine import cgroup_home
+from fumehood.engine import cgroup_home, memory
 from fumehood.guest import census, procfs
 
 from .target import Target
@@ -31,12 +31,22 @@ def check(data: bytes) -> None:
     assert procfs.number(b"Name:\t" + name + b"\nUmask:\t0022\nVmHWM:\t  77 kB\n", b"VmHWM:") == 77
     assert procfs.number(data + b"\n" + _HITS, b"oom_kill ") == 3
     _look_for_groups(data)
+    _look_for_shared_memory(data)
+
+
+def _look_for_shared_memory(data: bytes) -> None:
+    """The name of a file that is mapped stands in maps, where line ends are escaped."""
+    path = data.replace(b"\n", b"\\012")
+    maps = b"7f00-8f00 rw-s 00000000 00:2a 7 /%b\n8f00-9f00 rw-s 00000000 00:01 8 /dev/zero (deleted)\n" % path
+    with _told(memory, "read", lambda _: maps):
+        found = memory.nameless([1])
+    assert found is not None
+    assert found[b"8"] == 0x1000
 
 
 def _look_for_groups(data: bytes) -> None:
     """A mount's own path stands in mountinfo, where blanks and line ends are escaped."""
-    path = data.decode("latin-1").translate({32: "\\040", 9: "\\011", 10: "\\012", 92: "\\134", 13: "_"})
-    path = "".join(ch for ch in path if ch.isprintable())
+    path = data.decode("latin-1").translate({32: "\\040", 9: "\\011", 10: "\\012", 92: "\\134"})
     mounts = f"30 20 0:26 / /{path} rw - tmpfs {path or 'x'} rw\n31 20 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
     told = {"/proc/self/cgroup": f"0::/{path}\n", "/proc/self/mountinfo": mounts}
     with _told(cgroup_home, "read", told.__getitem__):

@@ -144,8 +144,8 @@ def _is_ours(pid: str) -> bool:
 def _own_groups() -> dict[str, str]:
     """Controller ("" for v2): the directory of the group that we are in."""
     try:
-        memberships = read("/proc/self/cgroup").splitlines()
-        mounts = read("/proc/self/mountinfo").splitlines()
+        memberships = _lines("/proc/self/cgroup")
+        mounts = _lines("/proc/self/mountinfo")
     except OSError as error:
         if _is_passing(error):
             raise
@@ -174,6 +174,11 @@ def _own_groups() -> dict[str, str]:
     if "memory" in found or "pids" in found:
         found.pop("", None)  # hybrid: the controllers are on v1
     return found
+
+
+def _lines(path: str) -> list[str]:
+    """As the kernel ends them: a name may have in it what else Python takes for the end of a line."""
+    return [line for line in read(path).split("\n") if line]
 
 
 def _beneath(path: str, root: str) -> str:

@@ -66,7 +66,7 @@ def nameless(pids: Iterable[int]) -> dict[bytes, int] | None:
         if not maps and read(f"/proc/{pid}/statm")[:2].strip(b"0 "):  # else it ended meanwhile
             return None
         own: dict[bytes, int] = {}
-        for line in maps.splitlines():
+        for line in maps.split(b"\n"):  # alone: a file's name may have other ends of lines in it
             if line.endswith(_NAMELESS):
                 addresses, _, offset, _, inode, _ = line.split(None, 5)
                 start, _, end = addresses.partition(b"-")
