@@ -43,6 +43,7 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
 PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
 PR_SET_SECUREBITS = 28
@@ -114,6 +115,12 @@ def _syscall(name: str, *args: object) -> int:
 def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
     zero = ctypes.c_ulong(0)
     return _check(_libc.prctl(option, ctypes.c_ulong(arg), ctypes.c_ulong(arg3), zero, zero), f"prctl({option})")
+
+
+def set_name(name: bytes) -> None:
+    """Of the calling thread; 15 bytes are kept."""
+    kept = ctypes.create_string_buffer(name)
+    prctl(PR_SET_NAME, ctypes.addressof(kept))
 
 
 def clone(flags: int) -> tuple[int, int]:

@@ -17,4 +17,6 @@ CONTROL = 3  # the descriptor by which a zygote and its cells talk to the host
 KILL_TREE = 42  # signal to an unsealed supervisor, from the host or, when the zygote dies, from the kernel
 WAKE = 29  # to a supervisor, from the host: there is an order. Above SIGCHLD, which so is never kept waiting by it
 
+LOST = b"lost "  # how a supervisor calls itself whose tree shows less than it has used, before that many ticks
+
 NOTHING = "/run/nothing"  # an empty directory of a sealed root

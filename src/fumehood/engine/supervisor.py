@@ -25,7 +25,7 @@ from ..guest.procfs import (
 from ..guest.wire import DONE
 from . import _syscalls as sys_calls
 from . import frames, tree
-from .flags import KILL_TREE, WAKE
+from .flags import KILL_TREE, LOST, WAKE
 from .memory import Memory, nameless
 from .metadata import Metadata
 from .sockets import Doorkeeper
@@ -97,24 +97,28 @@ class Supervisor:
         wait = _wait if self._listener < 0 else self._waiting_for_questions()
         begun = not self._waits  # a cell that waits for its program is not worth many looks
         idle_s: float | None = None
+        rests_until = 0.0
         while True:
             info = wait(
                 0 if self._are_more_dead else None if self._memory_limit is None else _TICK_S if begun else _IDLE_TICK_S
             )
+            signo = info.si_signo if info is not None else 0
+            # Looked for by itself: the kernel hands out lower numbers first, and of these a program may send many.
+            if not self._sealed and (signo == KILL_TREE or signal.sigtimedwait({KILL_TREE}, 0)):
+                return self._report(signal.SIGKILL, None, was_told=True)
             if self._memory_limit is not None:
                 if not begun:  # it may have come, forked and gone quiet before the first of these looks
                     used_s = _cpu_s(self._child)
                     begun = self._has_others() or (idle_s is not None and used_s > idle_s + _NO_PROGRAM_S)
                     idle_s = used_s
-                if begun or info is None:
+                looked_at = time.monotonic()
+                if info is None or (begun and looked_at >= rests_until):
                     self._watch()
-            signo = info.si_signo if info is not None else 0
+                    rests_until = 2 * time.monotonic() - looked_at  # a crowd takes long; the dead and the host wait
             if signo == signal.SIGCHLD or self._are_more_dead:
                 ended = self._reap()
                 if ended is not None:
                     return self._report(*ended)
-            if signo == KILL_TREE and not self._sealed:
-                return self._report(signal.SIGKILL, None, was_told=True)
             if signo in _EXIT_CODES and info.si_code == _SI_USER and info.si_pid == self._child:
                 return self._report(_EXIT_CODES[signo] << 8, None)
             if signo:
@@ -134,7 +138,7 @@ class Supervisor:
                 ready = [fd for fd, _ in poll.poll(left_ms)]
                 if self._listener in ready:
                     self._answers.answer()
-                if signals in ready or not ready or within_s == 0:
+                if signals in ready or not ready or (until is not None and time.monotonic() >= until):
                     return signal.sigtimedwait(WATCHED, 0)
 
         return wait
@@ -248,9 +252,15 @@ class Supervisor:
         self._notice(shown_ns * _TICKS // 1_000_000_000)
         return self._lost_ticks * 1_000_000_000 // _TICKS
 
+    def _shown_ticks(self, pids: list[int]) -> int:
+        return (self._usage(None)[0] + self._cpu_ns_of_others(pids)) * _TICKS // 1_000_000_000
+
     def _notice(self, ticks: int) -> None:
-        self._lost_ticks += max(0, self._ticks - ticks - 1)  # one for what was rounded
+        lost = max(0, self._ticks - ticks - 1)  # one for what was rounded
         self._ticks = ticks
+        if lost:
+            self._lost_ticks += lost
+            sys_calls.set_name(LOST + b"%d" % self._lost_ticks)  # for the host, which asks nobody whom it kills
 
     def _clean_up(self) -> None:
         """The host is gone and cannot remove the program's directory."""
@@ -267,7 +277,10 @@ class Supervisor:
         pids = self._tree()
         if self._processes and self._count_tasks(pids) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
-        self._notice((self._usage(None)[0] + self._cpu_ns_of_others(pids)) * _TICKS // 1_000_000_000)
+        ticks = self._shown_ticks(pids)
+        if ticks < self._ticks:  # somebody was waited for between two files, or by nobody
+            ticks = max(ticks, self._shown_ticks(self._tree()))
+        self._notice(ticks)
         if self._memory_limit and self._memory.exceeds(pids, self._memory_limit):
             self._flags |= frames.MEMORY_KILL
             tree.send(self._child, signal.SIGKILL)
@@ -276,7 +289,10 @@ class Supervisor:
         return sum(int(fields[THREADS]) for fields in map(stat, pids) if fields)
 
     def _tree(self) -> list[int]:
-        return [pid for pid in tree.processes() if pid != 1] if self._sealed else tree.descendants(os.getpid())
+        """The dead among them: what they have used shows nowhere else until somebody waits for them."""
+        if self._sealed:
+            return [pid for pid in tree.processes() if pid != 1]
+        return tree.descendants(os.getpid(), dead=True)
 
     def _others(self) -> list[int]:
         return [pid for pid in tree.descendants(os.getpid()) if pid != self._child]

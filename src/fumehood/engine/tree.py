@@ -28,8 +28,8 @@ def children(parent: int) -> list[int]:
     return [pid for pid, process in seen.items() if process.lives and process.parent == parent]
 
 
-def descendants(*roots: int) -> list[int]:
-    """All that live beneath these."""
+def descendants(*roots: int, dead: bool = False) -> list[int]:
+    """All that live beneath these, parents before their children; the `dead` too whom nobody has waited for."""
     seen = _look()
     below: dict[int, list[int]] = {}
     for pid, process in seen.items():
@@ -40,7 +40,7 @@ def descendants(*roots: int) -> list[int]:
         for pid in below.get(pending.pop(), ()):
             found.append(pid)
             pending.append(pid)
-    return [pid for pid in found if seen[pid].lives]
+    return [pid for pid in found if dead or seen[pid].lives]
 
 
 class _Process:

@@ -6,6 +6,7 @@ import os
 import time
 
 from ..guest.procfs import SYSTEM, USER, WAITED_SYSTEM, WAITED_USER, number, read, stat
+from .flags import LOST
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST_S = 0.05  # who has started thousands of processes does not put off its end by that
@@ -13,8 +14,8 @@ _MOST_S = 0.05  # who has started thousands of processes does not put off its en
 
 def of_tree(pidfd: int) -> tuple[float, int]:
     """Seconds of CPU time, without its supervisor's own, and the largest peak of memory in bytes."""
-    ticks, peak_kib = 0, 0
     supervisor = pid_of(pidfd)
+    ticks, peak_kib = number(read(f"/proc/{supervisor}/comm"), LOST), 0
     pending = [supervisor]
     until = time.monotonic() + _MOST_S
     while pending and time.monotonic() < until:
