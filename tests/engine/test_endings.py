@@ -177,6 +177,23 @@ def test_a_kill_comes_even_if_there_is_no_measuring(level: str, monkeypatch: pyt
     cell.close()
 
 
+def test_a_kill_may_find_that_another_thread_has_closed_the_cell(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = shared(level, None).start(Command(("python", "main.py"), FOR_EVER.encode()), LIMITS, network=False)
+    measured = usage.of_tree
+
+    def closes(pidfd: int) -> tuple[float, int]:
+        monkeypatch.setattr(usage, "of_tree", measured)
+        closer = threading.Thread(target=cell.close)
+        closer.start()
+        closer.join(HANG_S)
+        return measured(pidfd)
+
+    monkeypatch.setattr(usage, "of_tree", closes)
+    cell.kill()
+    assert cell.is_gone(0)
+    cell.close()
+
+
 def test_a_tree_that_is_large_does_not_put_off_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import math
 import os
@@ -213,6 +214,8 @@ class Cell:
         return os.dup(self._pidfd)
 
     def is_gone(self, wait_s: float) -> bool:
+        if self._pidfd < 0:
+            return True
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(wait_s * 1000))
@@ -280,8 +283,9 @@ class Cell:
     def _signal(self, number: int) -> None:
         try:
             signal.pidfd_send_signal(self._pidfd, number)
-        except ProcessLookupError:
-            pass
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.EBADF):  # it has ended, or another thread has closed this
+                raise
 
     def _is_stopped(self) -> bool:
         """By its program, at the levels where nothing keeps it from that."""
