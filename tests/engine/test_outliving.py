@@ -188,3 +188,35 @@ def test_nothing_outlives_a_supervisor_that_its_program_signals(
         assert result.stdout == 'ran\\n' and result.exit_code != 0, result
 """
     assert elsewhere(script("process", rest), str(public_path)) == "nothing is left\n"
+
+
+HOST = """
+import fumehood
+{groups}
+with fumehood.open_session(isolation={level!r}, store_code='never', warm_cells=0) as session:
+    session.run({code!r})
+    while True:
+        session.run('1')
+        print('again', flush=True)
+"""
+
+
+@pytest.mark.attack("processes", control="test_a_chain_of_forks_outlives_who_started_it")
+def test_nothing_outlives_a_host_that_is_killed_between_two_words_of_its_session(
+    elsewhere: Elsewhere, public_path: Path, level: str
+) -> None:
+    public_path.chmod(0o1777)
+    host = HOST.format(groups=NO_GROUPS, level=level, code=HOPS)
+    code = f"""
+import signal, subprocess, sys
+{inspect.getsource(wait_for_all_but)}
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for words in range(1, 4):
+    host = subprocess.Popen([sys.executable, '-c', {host!r}], stdout=-1)
+    for _ in range(words):
+        assert host.stdout.readline() == b'again\\n'
+    host.kill()
+    assert not (left := wait_for_all_but(set(), {HANG_S})), left
+print('nothing is left')
+"""
+    assert elsewhere(code, str(public_path)) == "nothing is left\n"

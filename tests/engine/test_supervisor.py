@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.engine import memory, supervisor, tree
+from fumehood.engine import frames, memory, supervisor, tree
 from fumehood.engine.engine import shared
 from fumehood.engine.flags import KILL_TREE
 from fumehood.errors import IsolationUnavailable
@@ -174,6 +174,19 @@ def test_who_asks_without_end_does_not_put_off_the_next_look(child: int, monkeyp
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reader)
         os.close(writer)
+
+
+def test_a_host_that_is_killed_while_it_is_told_something_ends_no_supervisor(child: int) -> None:
+    """It would end without a hunt for what the program has started."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made = supervisor.Supervisor(theirs.fileno(), child, ORDER, keeps_signals=False)
+    theirs.setblocking(False)
+    ours.send(frames.TELL_USAGE)
+    ours.close()
+    with pytest.raises(BrokenPipeError):
+        theirs.send(b".")  # as the kernel has it
+    made._obey()
+    theirs.close()
 
 
 # ---- what was used
