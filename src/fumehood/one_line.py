@@ -12,6 +12,6 @@ def one_line(text: str) -> str:
 
 def printable(name: str) -> bool:
     """No control characters (NUL, newlines), nothing that cannot be written as UTF-8."""
-    return not any(
+    return name.isprintable() or not any(  # the first is fast, and true of most
         ch < " " or "\x7f" <= ch <= "\x9f" or ch in "\u2028\u2029" or "\ud800" <= ch <= "\udfff" for ch in name
     )

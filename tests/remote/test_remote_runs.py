@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -12,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from fumehood import errors, get_sandbox, open_session
+from fumehood import AsyncSession, errors, get_sandbox, open_session
 from fumehood.backends.remote import said
-from fumehood.types import Limits, Output
+from fumehood.types import FileStat, Limits, Output
 from running import Running
+from support import HANG_S
 
 Client = Callable[..., dict[str, Any]]
 _MB = 1024 * 1024
@@ -55,6 +58,26 @@ def test_what_a_server_adds_to_a_result_is_of_its_shape_and_printable() -> None:
 def test_a_name_with_control_characters_is_not_listed_by_a_server_either() -> None:
     files = [{"path": f"/tmp/{name}", "size": 1, "version": "1"} for name in ("a", "\x1b[2J", "b\n", "c\x9b")]
     assert [stat.path for stat in said.listing({"files": files})] == ["/tmp/a"]
+
+
+def test_a_listing_is_read_beside_the_loop(server: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    listing = said.listing
+
+    def watched(found: object) -> list[FileStat]:
+        threads.add(threading.get_ident())
+        return listing(found)
+
+    monkeypatch.setattr(said, "listing", watched)
+
+    async def scenario() -> None:
+        async with AsyncSession(**client(server.url)) as session:
+            await session.write("/workspace/a", "a")
+            assert [stat.path for stat in await session.files()] == ["/workspace/a"]
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG_S))
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_the_server_s_ceiling_of_time_is_told(start: Callable[..., Running], client: Client) -> None:

@@ -14,6 +14,7 @@ from ...config import Settings
 from ...engine import lend
 from ...errors import BackendUnavailable, BadArgument, FileError, FumehoodError, RuntimeMissing, SandboxLost
 from ...languages import LANGUAGES
+from ...thread_pool import aside
 from ...threads import begin
 from ...types import Command, FileStat, Receipt
 from ..base import Process, Sandbox, SandboxSpec, keeps_nothing
@@ -190,7 +191,7 @@ class RemoteSession(_Starter):
             if error.kind in ("missing", "special"):
                 return []
             raise
-        return said.listing(found)
+        return await aside(said.listing, found)  # as long as the program likes: not in the loop
 
     async def close(self) -> None:
         if self._is_closed:
