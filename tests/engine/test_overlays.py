@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import shutil
 import sysconfig
@@ -11,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from fumehood import get_sandbox
-from support import HANG_S
+from fumehood.engine import _syscalls, mounter
+from fumehood.engine.jail import StepFailed
+from fumehood.engine.overlays import Overlays
+from support import HANG_S, open_fds
 
 KIND = {"isolation": "sealed", "require": "sealed", "store_code": "never"}
 
@@ -65,3 +70,78 @@ with get_sandbox(isolation="sealed", require="sealed", store_code="never") as sa
 
 def test_a_tree_with_another_mount_in_it_is_shown_whole(elsewhere, public_path: Path) -> None:
     assert elsewhere(MOUNTED, str(public_path)) == "['mounted'] True\n\n"
+
+
+class Kernel:
+    """Makes overlays until it fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.made = self.fails_at = self.fails_with = 0
+        monkeypatch.chdir(tmp_path)  # what makes overlays goes elsewhere
+        monkeypatch.setattr(_syscalls, "overlay", self.overlay)
+        monkeypatch.setattr(_syscalls, "mount", self.overlay)
+        monkeypatch.setattr(_syscalls, "open_tree", lambda _: os.open(".", os.O_RDONLY))
+
+    def overlay(self, *_: object) -> int:
+        self.made += 1
+        if self.made == self.fails_at:
+            raise OSError(self.fails_with, os.strerror(self.fails_with))
+        return os.open(".", os.O_RDONLY)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernel:
+    return Kernel(monkeypatch, tmp_path)
+
+
+SHORTAGES = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EAGAIN]
+
+
+@pytest.mark.parametrize("number", SHORTAGES)
+def test_a_shortage_leaves_no_tree_without_its_overlay(kernel: Kernel, number: int) -> None:
+    kernel.fails_at, kernel.fails_with = 2, number
+    overlays = Overlays(["/usr", "/etc"])
+    held = open_fds()
+    with pytest.raises(StepFailed) as failed:
+        overlays.prepare()
+    assert (failed.value.step, failed.value.errno) == ("overlays", number)
+    assert open_fds() == held
+    overlays.prepare()
+    assert open_fds() == held + 2
+    overlays.forget()
+    kernel.made = 0
+    overlays.prepare_ahead()  # nobody waits for it, nobody is told
+    assert open_fds() == held
+    overlays.prepare()
+    assert open_fds() == held + 2
+    overlays.forget()
+
+
+def test_a_tree_of_which_there_can_be_no_overlay_stays_as_it_is(kernel: Kernel) -> None:
+    kernel.fails_at, kernel.fails_with = 2, errno.EINVAL
+    overlays = Overlays(["/usr", "/etc"])
+    held = open_fds()
+    overlays.prepare()
+    overlays.forget()
+    overlays.prepare()
+    assert open_fds() == held + 1
+    overlays.forget()
+
+
+@pytest.mark.parametrize("number", [*SHORTAGES, errno.EINVAL])
+def test_a_shortage_lends_no_file_without_its_overlay(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    monkeypatch.setattr(_syscalls, "is_mount", lambda *_: False)
+    monkeypatch.setattr(mounter, "_OVERLAYS", str(tmp_path))
+    kernel.fails_at, kernel.fails_with = 1, number
+    lent = mounter._Lent(str(tmp_path), "file")
+    overlays = mounter._Overlays()
+    if number == errno.EINVAL:  # the kernel makes none of this one
+        assert overlays.tree(lent) == lent.tree
+    else:
+        with pytest.raises(OSError) as failed:
+            overlays.tree(lent)
+        assert failed.value.errno == number
+    for fd in (lent.tree, lent.directory):
+        os.close(fd)

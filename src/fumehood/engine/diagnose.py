@@ -10,6 +10,7 @@ import os
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed
+from .flags import SHORTAGES
 from .frames import Failure
 
 _APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
@@ -20,9 +21,6 @@ _USER_NAMESPACE_STEPS = frozenset(
     {"namespaces", "clone", "unshare", "map_ids", "private_mounts", "bound_kernel_objects"}
 )
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
-_SHORTAGES = frozenset(
-    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS}
-)
 _MOUNT_STEPS = frozenset({"open_trees", "new_root", "attach_trees", "enter_root", "private_tree", "uncover"})
 
 
@@ -44,7 +42,7 @@ def is_shortage(step: str, number: int) -> bool:
     """Whether the next try may go well: no reason for a weaker level, which would last as long as this process."""
     if step in _USER_NAMESPACE_STEPS and number == errno.ENOSPC:
         return all(_flag(f"/proc/sys/user/max_{kind}_namespaces") != "0" for kind in _NAMESPACES)
-    return number in _SHORTAGES
+    return number in SHORTAGES
 
 
 def fix_for(step: str, number: int) -> str:

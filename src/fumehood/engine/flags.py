@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+
+# What the next try may not meet: no reason to do without something for as long as a process lives.
+SHORTAGES = frozenset(
+    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS}
+)
+
 FS = 0x00000200
 NEWNS = 0x00020000
 NEWCGROUP = 0x02000000

@@ -14,7 +14,7 @@ import sys
 from ..guest import rlimits
 from . import _syscalls as sys_calls
 from . import frames
-from .flags import NEWNS, NEWUSER
+from .flags import NEWNS, NEWUSER, SHORTAGES
 from .jail import Jail, StepFailed, send_with
 
 TYPE_CHECKING = False  # importing typing would double the start
@@ -97,12 +97,14 @@ class _Overlays:
         self._made: dict[str, str] = {}
 
     def tree(self, lent: _Lent) -> int:
-        """A detached mount of it; of the file itself where no overlay can be had."""
+        """A detached mount of it; of the file itself where no overlay can be had, but for a shortage."""
         try:
             if lent.name and sys_calls.is_mount(lent.directory, lent.name):
                 return lent.tree  # an overlay shows what lies beneath
             return sys_calls.open_tree(f"{self._of(lent)}/{lent.name}")
-        except OSError:
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                raise
             return lent.tree
 
     def _of(self, lent: _Lent) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from . import _syscalls as sys_calls
-from .flags import NOTHING
+from .flags import NOTHING, SHORTAGES
 from .jail import StepFailed
 
 TYPE_CHECKING = False  # see zygote
@@ -28,17 +28,28 @@ class Overlays:
         self._made: list[tuple[int, str]] = []
 
     def prepare(self) -> None:
-        """A tree of which the kernel makes no overlay stays as it is."""
+        """A tree of which the kernel makes no overlay stays as it is. A shortage is no reason to do without."""
         if self._made or not self._places:
             return
-        for place in self._places:
-            try:
-                os.chdir(place)
-                self._made.append((sys_calls.overlay(_LAYERS, _READ_ONLY), place))
-            except OSError:
-                pass
-        os.chdir("/")
+        try:
+            for place in self._places:
+                try:
+                    os.chdir(place)
+                    self._made.append((sys_calls.overlay(_LAYERS, _READ_ONLY), place))
+                except OSError as error:
+                    if error.errno in SHORTAGES:
+                        self.forget()
+                        raise StepFailed("overlays", error) from error
+        finally:
+            os.chdir("/")
         self._places = tuple(place for _, place in self._made)
+
+    def prepare_ahead(self) -> None:
+        """While nobody waits for them; whoever needs them is told of a shortage."""
+        try:
+            self.prepare()
+        except StepFailed:
+            pass
 
     def attach(self) -> None:
         """In the mount namespace of one cell or volume, before anything covers or copies a tree."""

@@ -176,7 +176,7 @@ def _serve(control: socket.socket, overlays: Overlays) -> NoReturn:
             served += 1
             _import_common()
             network.prepare()
-            overlays.prepare()
+            overlays.prepare_ahead()
             continue
         if _HOST in ready and _CONTROL not in ready:
             os._exit(0)
@@ -195,7 +195,7 @@ def _serve(control: socket.socket, overlays: Overlays) -> NoReturn:
             os.close(fd)
         if served > 1:
             network.prepare()
-            overlays.prepare()
+            overlays.prepare_ahead()
         served += served < 2
 
 
