@@ -60,6 +60,60 @@ def test_a_call_that_failed_for_want_of_descriptors_keeps_none_and_the_next_one_
     assert found["served"] > 0
 
 
+FIRST = """
+import json, os, resource, sys
+from fumehood import FumehoodError, get_sandbox
+
+def said():
+    try:
+        with get_sandbox(store_code="never", warm_cells=0) as sandbox:
+            return sandbox.check().level
+    except FumehoodError as error:
+        return str(error)
+    except Exception as error:
+        return repr(error)
+
+found = []
+for spare in range(1, 28):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(reading)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        held = []
+        try:
+            while True:
+                held.append(os.dup(0))
+        except OSError:
+            pass
+        for _ in range(spare):
+            os.close(held.pop())
+        first = said()
+        for fd in held:
+            os.close(fd)
+        os.write(writing, json.dumps([first, said()]).encode())
+        os.close(writing)
+        sys.exit()
+    os.close(writing)
+    with open(reading) as answer:
+        found.append(json.load(answer))
+    os.wait()
+print(json.dumps(found))
+"""
+
+
+def test_the_first_call_of_a_process_is_refused_in_our_words_and_never_weaker() -> None:
+    """Modules of ours are loaded then, too."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, encoding="utf-8", timeout=HANG_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (level,) = {second for _, second in found}
+    assert [first for first, _ in found if first != level and "ulimit -n" not in first] == []
+    assert found[0][0] != level
+    assert found[-1][0] == level
+
+
 def test_a_dataset_that_was_lent_and_found_no_descriptor_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

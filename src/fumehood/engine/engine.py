@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..descriptors import exhausted
 from ..errors import BadArgument, EngineFailed, IsolationUnavailable
 from ..interrupts import acquire
 from ..types import LEVELS, Command, Exited, Level, Limits, Receipt
@@ -171,6 +172,10 @@ class Engine:
                 return known
             self._roots[network], cell = self._find(command, limits, network)
             return cell
+        except OSError as error:  # of a module of ours, say, that is loaded now
+            if (said := exhausted(error)) is None:
+                raise
+            raise EngineFailed(said) from error
         finally:
             self._lock.release()
 
