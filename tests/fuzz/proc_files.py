@@ -31,26 +31,30 @@ def check(data: bytes) -> None:
     assert procfs.number(b"Name:\t" + name + b"\nUmask:\t0022\nVmHWM:\t  77 kB\n", b"VmHWM:") == 77
     assert procfs.number(data + b"\n" + _HITS, b"oom_kill ") == 3
     _look_for_groups(data)
-    _look_for_shared_memory(data)
-
-
-def _look_for_shared_memory(data: bytes) -> None:
-    """The name of a file that is mapped stands in maps, where line ends are escaped."""
-    path = data.replace(b"\n", b"\\012")
-    maps = b"7f00-8f00 rw-s 00000000 00:2a 7 /%b\n8f00-9f00 rw-s 00000000 00:01 8 /dev/zero (deleted)\n" % path
-    with _told(memory, "read", lambda _: maps):
-        found = memory.nameless([1])
-    assert found is not None
-    assert found[b"8"] == 0x1000
+    _look_at_maps(data)
 
 
 def _look_for_groups(data: bytes) -> None:
     """A mount's own path stands in mountinfo, where blanks and line ends are escaped."""
-    path = data.decode("latin-1").translate({32: "\\040", 9: "\\011", 10: "\\012", 92: "\\134"})
+    path = data.decode("latin-1").translate({0: None, 32: "\\040", 9: "\\011", 10: "\\012", 92: "\\134"})
     mounts = f"30 20 0:26 / /{path} rw - tmpfs {path or 'x'} rw\n31 20 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
     told = {"/proc/self/cgroup": f"0::/{path}\n", "/proc/self/mountinfo": mounts}
     with _told(cgroup_home, "read", told.__getitem__):
         assert cgroup_home._own_groups() == {"": f"/sys/fs/cgroup/{path}".rstrip("/")}
+
+
+def _look_at_maps(data: bytes) -> None:
+    """The names of the files that a process maps stand there, with nothing but line ends escaped."""
+    name = data.replace(b"\n", b"\\012")
+    line = b"7f00-7f10 rw-s 00000000 00:01 %d    %b (deleted)\n"
+    maps = line % (7, b"/dev/zero") + line % (8, b"/tmp/" + name) + line % (9, name + b"/dev/zero")
+    with _told(memory, "read", lambda _: maps):
+        found = memory.nameless([1])
+    assert found is not None
+    assert found.keys() - {b"8"} == {b"7", b"9"}
+    assert set(found.values()) == {0x10}
+    with _told(memory, "read", lambda _: data):
+        memory._own_bytes(1)
 
 
 def _files(content: bytes) -> AbstractContextManager[object]:
