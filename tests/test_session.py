@@ -948,7 +948,7 @@ def test_a_run_with_further_requirements_has_a_sandbox_of_its_own(layers, source
     result = session.run("b", 5, requirements=["numpy>=2"], reasoning_trace="why")
     kept, aside = fake.sandboxes
     assert layers == [("six",), ("six", "numpy>=2")]
-    assert aside.spec == kept.spec._replace(progress=aside.spec.progress)
+    assert aside.spec == kept.spec._replace(progress=aside.spec.progress, timeout_s=5)
     assert aside.spec.datasets == (("d.csv", str(source)),)
     assert (aside.spec.packages, aside.closed, kept.closed) == ("/layers/1", True, False)
     meta = result.meta

@@ -127,12 +127,13 @@ class Calls:
             return SandboxLost(f"{LOST} ({error})")
         return error  # it never started
 
-    async def sandbox(self, given_up: Callable[[], bool] = lambda: False) -> Sandbox:
+    async def sandbox(self, given_up: Callable[[], bool] = lambda: False, timeout_s: float | None = None) -> Sandbox:
+        """`timeout_s`: that of the call which needs it, if it has one of its own."""
         if self.keeper.sandbox is not None:
             return self.keeper.sandbox
         if self.requirements and self._layer is None:
             self._layer = await self._installed(self.requirements)
-        sandbox = await self._reached(lambda: self._start(given_up))
+        sandbox = await self._reached(lambda: self._start(given_up, timeout_s))
         try:
             with engine_failures():
                 await self.outputs.begin(sandbox)
@@ -141,10 +142,10 @@ class Calls:
             raise
         return sandbox
 
-    async def _start(self, given_up: Callable[[], bool]) -> Sandbox:
+    async def _start(self, given_up: Callable[[], bool], timeout_s: float | None) -> Sandbox:
         if self._layer is not None:
             self._layer = await self._fitted(self._layer, self.requirements)
-        return await self.keeper.start(self._spec(self._layer), given_up)
+        return await self.keeper.start(self._spec(self._layer, timeout_s), given_up)
 
     async def _fitted(self, layer: Layer, requirements: Sequence[str]) -> Layer:
         """Where the spare stands in now, it may be another that installs."""
@@ -189,7 +190,7 @@ class Calls:
             return Layer("", (), wanted(requirements, self.settings))
         return await aside(ensure, requirements, self.settings, self._progress())
 
-    def _spec(self, layer: Layer | None) -> SandboxSpec:
+    def _spec(self, layer: Layer | None, timeout_s: float | None) -> SandboxSpec:
         sets.check(self.datasets)
         return self.planner.spec._replace(
             keeps=True,
@@ -197,6 +198,7 @@ class Calls:
             packages=None if layer is None else layer.path or None,
             requirements=() if layer is None else layer.requirements,
             progress=self._progress(),
+            timeout_s=timeout_s or self.settings.timeout_sec,
         )
 
     def _progress(self) -> Callable[[str], None]:
@@ -247,7 +249,7 @@ class Calls:
 
     async def _run(self, plan: Plan, stream: Stream | None, handed: Handed | None) -> ExecutionResult:
         try:
-            sandbox = await self.sandbox(plan.cancelled)
+            sandbox = await self.sandbox(plan.cancelled, plan.timeout_s)
         except (EngineFailed, BackendUnavailable) as error:
             return self._skipped(plan, error)
         plan = self._cut(self._live(plan))
@@ -268,7 +270,7 @@ class Calls:
         async with AsyncExitStack() as stack:
 
             async def start() -> Sandbox:
-                spec = self._spec(await self._fitted(layer, named))
+                spec = self._spec(await self._fitted(layer, named), plan.timeout_s)
                 return await stack.enter_async_context(self.keeper.aside(spec, plan.cancelled))
 
             try:

@@ -19,6 +19,7 @@ from .errors import BackendUnavailable, EngineFailed, SessionBusy, SessionEnded
 CLOSE_WAIT_S = 5.0  # for the call that runs; then its sandbox is closed beneath it
 BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
+_PATIENCE_S = 10.0  # what took longer, and longer than the call's own time-out, is not tried again
 
 _CLOSED = "this session was closed: open another one"
 _FORKED = "this session belongs to the process that opened it: open another one here"
@@ -173,13 +174,14 @@ class Keeper:
 
     async def _made(self, spec: SandboxSpec, given_up: Callable[[], bool]) -> Sandbox:
         retries = self._settings.start_retries
+        until = time.monotonic() + max(_PATIENCE_S, spec.timeout_s or 0)
         for attempt in range(retries + 1):
             try:
                 with engine_failures():
                     sandbox = await self.backend.create(spec)
                 break
             except (EngineFailed, BackendUnavailable) as error:
-                if attempt == retries or given_up():
+                if attempt == retries or given_up() or time.monotonic() > until:
                     raise
                 if isinstance(error, BackendUnavailable) and not self.is_patient:
                     raise
