@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ..guest.procfs import number, read
+from ..guest.procfs import MOST, number, read
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
@@ -59,11 +59,14 @@ class Memory:
 
 
 def nameless(pids: Iterable[int]) -> dict[bytes, int] | None:
-    """Shared memory without a name that these map, by its number; None if one of them hides its maps."""
+    """Shared memory without a name that these map, by its number; None if one of them hides its maps.
+
+    That is also done by so many that the list is cut.
+    """
     found: dict[bytes, int] = {}
     for pid in pids:
         maps = read(f"/proc/{pid}/maps")
-        if not maps and read(f"/proc/{pid}/statm")[:2].strip(b"0 "):  # else it ended meanwhile
+        if len(maps) >= MOST or (not maps and read(f"/proc/{pid}/statm")[:2].strip(b"0 ")):  # else it ended meanwhile
             return None
         own: dict[bytes, int] = {}
         for line in maps.split(b"\n"):  # alone: a file's name may have other ends of lines in it

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-_CHUNK, _MOST = 4096, 1 << 20
+_CHUNK = 4096
+MOST = 1 << 20  # bytes that are read of a file: one that is longer is cut
 _MAX_DIGITS = 20  # of what fits into 64 bits
 STATE, PARENT, USER, SYSTEM, WAITED_USER, WAITED_SYSTEM, THREADS, STARTED = 0, 1, 11, 12, 13, 14, 17, 19  # in `stat`
 
@@ -17,7 +18,7 @@ def read(path: str) -> bytes:
         return b""
     try:
         data = os.read(fd, _CHUNK)
-        while data and len(data) < _MOST and (more := os.read(fd, _CHUNK)):
+        while data and len(data) < MOST and (more := os.read(fd, _CHUNK)):
             data += more
         return data
     except OSError:
