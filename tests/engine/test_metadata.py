@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import secrets
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,51 @@ def test_metadata_of_the_users_other_files_is_out_of_reach(sandbox: Any, key: Pa
     assert seen(key) == before
 
 
+def flags(path: str) -> list[str]:
+    """Attributes that a file system has of its own, by a descriptor for reading."""
+    import array
+    import fcntl
+    import os
+
+    found = []
+    fd = os.open(path, os.O_RDONLY)
+    for get, change, size in ((0x80086601, 0x40086602, 8), (0x801C581F, 0x401C5820, 28)):  # FS_IOC_[GS]ETFLAGS, FSXATTR
+        held = array.array("B", bytes(size))
+        try:
+            fcntl.ioctl(fd, get, held)
+            held[0] |= 0x40  # FS_NODUMP_FL, FS_XFLAG_NOATIME
+            fcntl.ioctl(fd, change, held)
+            found.append("won")
+        except OSError as error:
+            found.append(os.strerror(error.errno or 0))
+    os.close(fd)
+    return found
+
+
+@pytest.fixture
+def installed() -> Iterator[Path]:
+    """One's own, which programs may read."""
+    path = Path(sysconfig.get_path("purelib"), f"of_test_metadata_{secrets.token_hex(8)}.txt")
+    path.write_text("installed", "utf-8")
+    yield path
+    path.unlink()
+
+
+def test_one_may_change_attributes_of_what_one_owns(installed: Path) -> None:
+    """The control arm."""
+    found = flags(str(installed))
+    if "won" not in found:
+        pytest.skip(f"this file system has no attributes of its own: {found}")
+
+
+@pytest.mark.attack("files", control="test_one_may_change_attributes_of_what_one_owns", level="confined")
+def test_attributes_of_files_that_may_be_read_are_out_of_reach(sandbox: Any, installed: Path) -> None:
+    before = seen(installed)
+    code = f"{inspect.getsource(flags)}\nprint(flags({str(installed)!r}))"
+    assert sandbox.execute(code).stdout == f"{['Operation not supported'] * 2}\n"
+    assert seen(installed) == before
+
+
 def test_whether_a_file_is_outside_is_not_told(sandbox: Any, key: Path) -> None:
     code = "import os\nprint(os.getuid())\nfor path in {!r}:\n    try: os.chmod(path, 0)\n"
     code += "    except OSError as error: print(error.errno)"
@@ -149,7 +196,14 @@ os.fchmod(fd, 0o500)
 os.utime(fd, (3, 4))
 os.fchown(fd, -1, -1)
 print(mode('a.sh'), os.stat('a.sh').st_mtime)
-os.chmod('a.sh', 0o600, dir_fd=os.open('.', os.O_PATH))
+here = os.open('.', os.O_PATH)
+os.chown('a.sh', -1, -1, dir_fd=here)
+os.lchown('a.sh', os.getuid(), os.getgid())
+os.chmod('a.sh', 0o640, dir_fd=here)
+for place in ('/proc/self/fd', '/proc/thread-self/fd', '/dev/fd'):  # its own, not those of who does it
+    os.chmod(f'{place}/{fd}', 0o604)
+    print(mode('a.sh'))
+    os.chmod('a.sh', 0o600, dir_fd=here)
 os.symlink('a.sh', 'link')
 os.utime('link', (8, 8), follow_symlinks=False)
 print(os.stat('a.sh').st_mtime, os.lstat('link').st_mtime, mode('link'))
@@ -163,7 +217,8 @@ os.utime('touched', (1, 1))
 os.utime('touched')
 print(os.stat('touched').st_mtime > 10**9)
 with tempfile.NamedTemporaryFile() as file: os.fchmod(file.fileno(), 0o640)
-commands = 'touch -d @99 -a a.sh; mkdir -p q/r; cd q; chmod 755 ../a.sh; cp -p ../a.sh r; stat -c %a,%Y r/a.sh'
+commands = 'tar cf y.tar a.sh; tar xpf y.tar -C out; cp -a link out; install -m 700 a.sh i.sh; mv i.sh out; '
+commands += 'touch -d @99 -a a.sh; mkdir -p q/r; cd q; chmod 755 ../a.sh; cp -p ../a.sh r; stat -c %a,%Y r/a.sh'
 run = subprocess.run(commands, shell=True, capture_output=True, text=True)
 print([run.stdout, run.stderr])
 """
@@ -171,6 +226,9 @@ OWN_SAID = """b'ran\\n' 0o755
 7000000011 0o755
 7 0o755
 0o500 4.0
+0o604
+0o604
+0o604
 4.0 8.0 0o600
 2
 2

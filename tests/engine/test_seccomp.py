@@ -308,6 +308,16 @@ def test_of_sockets_whose_buffers_nobody_counts_the_supervisor_is_asked(machine:
 
 
 @both_machines
+def test_who_asks_for_metadata_cannot_change_what_file_systems_add_to_it(machine: str) -> None:
+    calm, asking = Judge(machine), Judge(machine, asks=("metadata",))
+    for request in (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x5000940E):  # flags, version, verity, a subvolume
+        assert calm("ioctl", 3, request) == "allow"
+        assert asking("ioctl", 3, HIGH | request) == errno.errorcode[errno.EOPNOTSUPP]
+    for request, said in ((0x5401, "allow"), (0x541B, "allow"), (0x8912, "allow"), (0x5412, "EPERM")):
+        assert calm("ioctl", 3, request) == asking("ioctl", 3, request) == said
+
+
+@both_machines
 def test_of_shared_memory_without_a_name_the_supervisor_is_asked_where_nobody_counts_it(machine: str) -> None:
     shared, private, fixed, populate = 1, 2, 0x10, 0x8000
     asking, calm = Judge(machine, asks=("shared_memory",)), Judge(machine)

@@ -21,6 +21,7 @@ _UTIME_NOW, _UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE
 _MAX_PATH = 4096
 _UNCHANGED = 0xFFFFFFFF
 _SET_IDS = 0o6000
+_OWN = ((b"/proc/self/", b""), (b"/proc/thread-self/", b""), (b"/dev/fd/", b"fd/"))  # where it means itself, not us
 
 
 class Metadata:
@@ -66,7 +67,7 @@ class Metadata:
     def _fchown(self, pid: int, fd: int, user: int, group: int, *_: int) -> None:
         self._change(self._open(pid, fd), _owner(user, group))
 
-    def _fchownat(self, pid: int, directory: int, path: int, user: int, group: int, flags: int) -> None:
+    def _fchownat(self, pid: int, directory: int, path: int, user: int, group: int, flags: int, *_: int) -> None:
         self._change(self._named(pid, directory, path, flags), _owner(user, group))
 
     def _utimensat(self, pid: int, directory: int, path: int, times: int, flags: int, *_: int) -> None:
@@ -81,9 +82,12 @@ class Metadata:
             if not flags & _AT_EMPTY_PATH:
                 raise FileNotFoundError(errno.ENOENT, "no path")
             return self._open(pid, directory)
+        for place, beneath in _OWN:
+            if path.startswith(place):
+                path = b"/proc/%d/%s%s" % (pid, beneath, path[len(place) :])
         wanted = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0)
-        place = "cwd" if directory & 0xFFFFFFFF == _AT_FDCWD else f"fd/{directory & 0xFFFFFFFF}"
-        base = os.open(f"/proc/{pid}/{place}", os.O_PATH | os.O_CLOEXEC)
+        start = "cwd" if directory & 0xFFFFFFFF == _AT_FDCWD else f"fd/{directory & 0xFFFFFFFF}"
+        base = os.open(f"/proc/{pid}/{start}", os.O_PATH | os.O_CLOEXEC)
         try:
             return os.open(path, wanted, dir_fd=base)
         except OSError:

@@ -227,6 +227,8 @@ _UNMAPPED_MEMORY = frozenset({"memfd_create", "shmget", "msgget", "semget"})
 _METADATA_ASKED = ["chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "utimensat"]
 _METADATA_OF_OLD = ["utime", "utimes", "futimesat"]
 _ATTRIBUTES = ["setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"]
+# Of file systems, by their type: 'X', 'f', 'v', and those of btrfs. A descriptor for reading does for most.
+_FILE_IOCTLS, _IOCTL_TYPE = (0x5800, 0x6600, 0x7600, 0x9400), 0xFF00
 _MAP_ANONYMOUS, _MAP_TYPE = 0x20, 0xF
 _NAMELESS_SHARED = (_MAP_ANONYMOUS | 1, _MAP_ANONYMOUS | 3)  # MAP_SHARED, MAP_SHARED_VALIDATE
 _WATCHES = frozenset({"inotify_init", "inotify_init1"})
@@ -259,7 +261,9 @@ def compile_filter(
     checked = _checked(can_open_network, asks)
     if "metadata" in asks:
         checked |= dict.fromkeys(_METADATA_ASKED, _ASK) | dict.fromkeys(_METADATA_OF_OLD, _ENOSYS)
-        checked |= dict.fromkeys(_ATTRIBUTES, _errno(errno.EOPNOTSUPP))
+        unsupported = _errno(errno.EOPNOTSUPP)
+        checked |= dict.fromkeys(_ATTRIBUTES, unsupported)
+        checked["ioctl"] = _arg(1, mask=_IOCTL_TYPE) + _one_of(_FILE_IOCTLS, unsupported, checked["ioctl"])
     if "shared_memory" in asks:
         checked["mmap"] = _arg(3, mask=_MAP_ANONYMOUS | _MAP_TYPE) + _one_of(_NAMELESS_SHARED, _ASK, _ALLOW)
     if not can_hold_unmapped_memory:
