@@ -1,4 +1,4 @@
-"""Memory that belongs to no process is bounded too: buffers of sockets, shared memory that nobody maps, page tables."""
+"""Memory that belongs to no process is bounded too: buffers, locks, shared memory that nobody maps, page tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fumehood.engine import cgroups
+from fumehood.engine import cgroups, memory
 from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.engine import Engine
+from fumehood.engine.supervisor import Supervisor
 from fumehood.errors import IsolationUnavailable
 from fumehood.types import Command, Exited, Limits
 from harness.attacks import EXHAUSTS
@@ -228,3 +231,230 @@ print('all of it')
 def test_page_tables_are_counted(start: Callable[..., Engine], groups: str) -> None:
     """256 MiB of them, for pages that are all the same one."""
     assert outcome(start(groups), TABLES)[:2] == ("ran\n", "memory")
+
+
+# ---- what the kernel keeps of each mapping
+
+
+MAPPINGS = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def split(pages, place=None):
+    start = libc.mmap(place, pages * 4096, 0, 0x22, -1, 0)
+    for at in range(0, pages, 2): libc.mprotect(start + at * 4096, 4096, 1)  # none of it is ever there
+"""
+MANY_MAPPINGS = f"""{MAPPINGS}
+print('ran', flush=True)
+for _ in range(16):
+    if os.fork() == 0:
+        split(60_000)
+        while True: time.sleep(3600)
+while True: time.sleep(3600)
+"""
+
+
+def test_mappings_are_held_by_the_thousand() -> None:
+    """The control arm."""
+    code = f"{MAPPINGS}\nsplit(60_000)\nprint(len(open('/proc/self/maps').readlines()))"
+    assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=HANG_S).stdout) > 60_000
+
+
+@pytest.mark.attack(
+    "the control group, or PID 1 adds them up", control="test_mappings_are_held_by_the_thousand", level="sealed"
+)
+@GROUPS
+def test_mappings_are_counted(start: Callable[..., Engine], groups: str) -> None:
+    """300 MiB of them, for pages that are not there."""
+    assert outcome(start(groups), MANY_MAPPINGS)[:2] == ("ran\n", "memory")
+
+
+def test_who_has_more_mappings_than_are_read_hides_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory.nameless([os.getpid()]) is not None
+    monkeypatch.setattr(memory, "_MOST_MAPS", 4096)
+    assert memory.nameless([os.getpid()]) is None
+
+
+HIDES = f"""{MAPPINGS}
+split(40_000, 0x10000000000)
+zero = os.open('/dev/zero', os.O_RDWR)
+size = 256 << 20
+place = libc.mmap(0x7F0000000000, size, 3, 1 | 0x100000, zero, 0)  # behind all of them
+if place == 2**64 - 1: print('refused')
+else:
+    for at in range(0, size, 4096): ctypes.memset(place + at, 1, 1)
+    print('all of it')
+"""
+
+
+@GROUPS
+def test_shared_memory_behind_many_mappings_is_counted(start: Callable[..., Engine], groups: str) -> None:
+    said, reason, _ = outcome(start(groups), HIDES)
+    assert reason == "memory" or said == "refused\n"
+
+
+def test_a_shared_file_is_mapped_whatever_its_size(start: Callable[..., Engine]) -> None:
+    code = """
+import mmap
+with open('/tmp/large', 'w+b') as file:
+    file.truncate(200 << 20)
+    with mmap.mmap(file.fileno(), 0) as memory: memory[100 << 20] = 7
+    file.seek(100 << 20)
+    print(file.read(1))
+"""
+    assert outcome(start("without groups"), code)[:2] == ("b'\\x07'\n", "ok")
+
+
+# ---- threads that outlive the first
+
+
+LEADERLESS = """
+import ctypes, mmap, os, threading
+def hold():
+    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z': pass
+    print('ran', flush=True)
+    memory = mmap.mmap(-1, 256 << 20, flags=%s | mmap.MAP_ANONYMOUS)
+    for at in range(0, len(memory), 4096): memory[at] = 1
+    print('all of it', flush=True)
+    os._exit(0)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)  # exit: of this thread alone
+"""
+
+
+def test_a_process_goes_on_without_its_first_thread() -> None:
+    """The control arm."""
+    done = subprocess.run([sys.executable, "-c", LEADERLESS % "mmap.MAP_PRIVATE"], capture_output=True, timeout=HANG_S)
+    assert done.stdout == b"ran\nall of it\n"
+
+
+@pytest.mark.attack(
+    "the control group, or PID 1 adds them up",
+    control="test_a_process_goes_on_without_its_first_thread",
+    level="sealed",
+)
+@GROUPS
+def test_memory_of_a_process_without_its_first_thread_is_counted(start: Callable[..., Engine], groups: str) -> None:
+    assert outcome(start(groups), LEADERLESS % "mmap.MAP_PRIVATE")[:2] == ("ran\n", "memory")
+
+
+# ---- locks
+
+
+LOCKS = """
+import fcntl, json, os, struct
+count, refused = 0, None
+files = [os.open(f'lock{number}', os.O_RDWR | os.O_CREAT) for number in range(100)]
+try:
+    for at in range(200, 0, -2):
+        for file in files:
+            fcntl.fcntl(file, %s, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, at, 1, 0))
+            count += 1
+except OSError as error: refused = error.errno
+print(json.dumps([count, refused]))
+"""
+POSIX, OF_FILES = "fcntl.F_SETLK", "37"
+
+
+@pytest.mark.parametrize("kind", [POSIX, OF_FILES])
+def test_locks_have_no_bound_of_the_kernel_s_own(tmp_path: Path, kind: str) -> None:
+    """The control arm."""
+    code = LOCKS % kind
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=HANG_S, cwd=tmp_path)
+    assert json.loads(done.stdout) == [10_000, None], done.stderr
+
+
+@pytest.mark.attack(COUNTED, control="test_locks_have_no_bound_of_the_kernel_s_own", level="sealed")
+@GROUPS
+@pytest.mark.parametrize(("kind", "said"), [(POSIX, [8192, 37]), (OF_FILES, [0, 22])])
+def test_locks_are_bounded(start: Callable[..., Engine], groups: str, kind: str, said: list[int]) -> None:
+    """ENOLCK; EINVAL, as of a kernel that does not know them."""
+    assert json.loads(outcome(start(groups), LOCKS % kind)[0]) == said
+
+
+def test_locks_that_are_gone_are_forgotten(start: Callable[..., Engine]) -> None:
+    code = """
+import fcntl
+with open('lock', 'w') as file:
+    for _ in range(10_000):
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        fcntl.lockf(file, fcntl.LOCK_UN)
+print('ran')
+"""
+    assert outcome(start("with groups" if os.geteuid() == 0 else "without groups"), code)[:2] == ("ran\n", "ok")
+
+
+# ---- pages by the byte, and what is left of closed sockets
+
+
+SPLICES = """
+import os, socket
+near, far = socket.socketpair()
+near.setblocking(False)
+ours, theirs = os.pipe()
+pages = 0
+try:
+    while True:
+        os.write(theirs, b'x')
+        os.splice(ours, near.fileno(), 1)
+        pages += 1
+except BlockingIOError: print(pages * 4096 // near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+except OSError as error: print('refused', error.errno)
+"""
+
+
+def test_a_spliced_byte_is_a_page_in_a_buffer() -> None:
+    """The control arm: a buffer holds several times its size."""
+    done = subprocess.run([sys.executable, "-c", SPLICES], capture_output=True, timeout=HANG_S)
+    assert int(done.stdout) >= 2, done.stderr
+
+
+@pytest.mark.attack("the seccomp filter", control="test_a_spliced_byte_is_a_page_in_a_buffer", level="sealed")
+def test_no_page_goes_into_a_buffer_by_the_byte_where_nobody_counts_it(start: Callable[..., Engine]) -> None:
+    assert outcome(start("without groups"), SPLICES)[0] == "refused 22\n"
+
+
+def test_files_are_copied_without_splices(start: Callable[..., Engine]) -> None:
+    code = """
+import shutil
+with open('a', 'wb') as file: file.write(b'x' * 100_000)
+shutil.copy('a', 'b')
+print(len(open('b', 'rb').read()))
+"""
+    assert outcome(start("without groups"), code)[:2] == ("100000\n", "ok")
+
+
+CLOSES = """
+import socket
+listening = socket.create_server(('127.0.0.1', 0))
+for _ in range(4500):
+    ours = socket.create_connection(listening.getsockname())
+    theirs = listening.accept()[0]
+    ours.close()
+    theirs.close()
+line = next(line for line in open('/proc/net/sockstat') if line.startswith('TCP:')).split()
+print(line[line.index('tw') + 1])
+"""
+
+
+def test_closed_sockets_are_bounded(start: Callable[..., Engine]) -> None:
+    """They are kept for a minute, and are nobody's."""
+    engine = start("with groups" if os.geteuid() == 0 else "without groups")
+    assert int(outcome(engine, CLOSES)[0]) <= 4096
+
+
+def test_questions_without_end_do_not_put_off_a_look() -> None:
+    """As if a program asked again before each answer was given."""
+    always, other = os.pipe()
+    os.close(other)  # there is an end to be read, for ever
+    supervisor = object.__new__(Supervisor)
+    supervisor._listener = always
+    answers = []
+    supervisor._answers = SimpleNamespace(answer=lambda: answers.append(1))  # type: ignore[assignment]
+    try:
+        assert supervisor._waiting_for_questions()(0.01) is None
+    finally:
+        os.close(always)
+    assert answers

@@ -244,7 +244,7 @@ def test_terminal_injection_and_module_loading_ioctls_are_refused(judge: Judge) 
 def test_no_lease_and_no_watch_on_a_file_that_is_only_read(judge: Judge) -> None:
     for command in (1024, 1026, 1040):  # F_SETLEASE, F_NOTIFY, F_SETDELEG
         assert judge("fcntl", 3, command) == judge("fcntl", 3, HIGH | command) == "EPERM"
-    for command in (*range(18), 36, 37, 38, 1025, *range(1027, 1040)):
+    for command in (*range(18), 1025, *range(1027, 1040)):
         assert judge("fcntl", 3, command) == "allow", command
 
 
@@ -318,6 +318,24 @@ def test_who_asks_for_metadata_cannot_change_what_file_systems_add_to_it(machine
 
 
 @both_machines
+def test_locks_are_those_of_a_process_and_counted(machine: str) -> None:
+    calm, asking = Judge(machine), Judge(machine, asks=("locks",))
+    for command in (6, 7):  # F_SETLK, F_SETLKW
+        assert (calm("fcntl", 3, command), asking("fcntl", 3, HIGH | command)) == ("allow", "ask")
+    for command in (36, 37, 38):  # F_OFD_*
+        assert calm("fcntl", 3, command) == asking("fcntl", 3, HIGH | command) == "EINVAL"
+    for command in (0, 1, 2, 3, 4, 5, 1030, 1031):
+        assert asking("fcntl", 3, command) == "allow"
+
+
+@both_machines
+def test_nothing_is_spliced_where_nobody_counts_the_pages(machine: str) -> None:
+    calm, watched = Judge(machine), Judge(machine, can_hold_unmapped_memory=False)
+    for name in ("splice", "tee", "sendfile"):
+        assert (calm(name, 3, 4), watched(name, 3, 4)) == ("allow", "EINVAL")
+
+
+@both_machines
 def test_of_shared_memory_without_a_name_the_supervisor_is_asked_where_nobody_counts_it(machine: str) -> None:
     shared, private, fixed, populate = 1, 2, 0x10, 0x8000
     asking, calm = Judge(machine, asks=("shared_memory",)), Judge(machine)
@@ -325,7 +343,8 @@ def test_of_shared_memory_without_a_name_the_supervisor_is_asked_where_nobody_co
         (shared | 0x20, "ask"),
         (shared | 0x20 | fixed | populate, "ask"),
         (3 | 0x20, "ask"),
-        (shared, "allow"),
+        (shared, "ask"),  # /dev/zero, perhaps
+        (private, "allow"),
         (private | 0x20, "allow"),
     ):
         assert asking("mmap", 0, 4096, 3, HIGH | flags) == said, hex(flags)

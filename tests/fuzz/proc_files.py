@@ -48,13 +48,14 @@ def _look_at_maps(data: bytes) -> None:
     name = data.replace(b"\n", b"\\012")
     line = b"7f00-7f10 rw-s 00000000 00:01 %d    %b (deleted)\n"
     maps = line % (7, b"/dev/zero") + line % (8, b"/tmp/" + name) + line % (9, name + b"/dev/zero")
-    with _told(memory, "read", lambda _: maps):
+    told = {"/proc/1/maps": maps, "/proc/1/statm": b"100 50 1 1 0 1 0\n"}
+    with _told(memory, "read", told.__getitem__):
         found = memory.nameless([1])
     assert found is not None
     assert found.keys() - {b"8"} == {b"7", b"9"}
     assert set(found.values()) == {0x10}
     with _told(memory, "read", lambda _: data):
-        memory._own_bytes(1)
+        memory._own_bytes("/proc/1")
 
 
 def _files(content: bytes) -> AbstractContextManager[object]:
@@ -64,7 +65,7 @@ def _files(content: bytes) -> AbstractContextManager[object]:
 def _told(module: ModuleType, name: str, read: Callable[[str], object]) -> AbstractContextManager[object]:
     """To this thread alone: others may look after real processes meanwhile."""
     thread, real = get_ident(), getattr(module, name)
-    return patch.object(module, name, lambda path: read(path) if get_ident() == thread else real(path))
+    return patch.object(module, name, lambda path, *most: read(path) if get_ident() == thread else real(path, *most))
 
 
 TARGET = Target("proc_files", check)

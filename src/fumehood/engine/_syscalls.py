@@ -69,6 +69,7 @@ _SECUREBITS_LOCKED = (
 _NUMBERS = {
     "clone": (56, 220),
     "capset": (126, 91),
+    "fcntl": (72, 25),
     "mmap": (9, 222),
     "chmod": (90, -1),
     "fchmod": (91, 52),
@@ -93,7 +94,7 @@ _NUMBERS = {
     "landlock_restrict_self": (446, 446),
 }
 
-_ASKED = ("mmap", "chmod", "fchmod", "chown", "fchown", "lchown", "fchownat", "fchmodat", "utimensat")
+_ASKED = ("mmap", "fcntl", "chmod", "fchmod", "chown", "fchown", "lchown", "fchownat", "fchmodat", "utimensat")
 
 
 def _number(name: str) -> int:

@@ -238,7 +238,7 @@ class Root:
                 seccomp=self.level != "process",
                 landlock=self._landlock,
                 own_proc=not self._without.proc,
-                counts_sockets=level_asks and self.level == "sealed",
+                counts_sockets="network" in self._asks,
                 fences_metadata=self.level == "confined" and (level_asks or self.owner is not None),
                 became_unprivileged=self.caller.drops and (self.level == "sealed" or self.owner is not None),
                 is_root=self.caller.is_root,
@@ -304,9 +304,12 @@ class Root:
             return ()
         if self.level == "confined":
             return ("metadata",) if self.owner is None else ()  # who has an id of its own owns no file of the host
-        if self.level != "sealed" or self._network or self._without.proc:
+        if self.level != "sealed" or self._without.proc:
             return ()
-        return ("network",) if self.zygote.groups.counts("memory") else ("network", "unix", "shared_memory")
+        counted = self.zygote.groups.counts("memory")
+        if self._network:
+            return ("locks",) if counted else ("locks", "shared_memory")
+        return ("locks", "network") if counted else ("locks", "network", "unix", "shared_memory")
 
     def _watches(self) -> bool:
         """Whether the supervisor must add up the tree's memory, and can."""

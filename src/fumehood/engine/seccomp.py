@@ -77,6 +77,8 @@ _SOL_SOCKET = 1
 _BUFFER_SIZES = (7, 8)  # SO_SNDBUF, SO_RCVBUF
 # F_SETLEASE, F_NOTIFY, F_SETDELEG: hold up, or watch, whoever opens a file that one may only read.
 _FCNTLS_REFUSED = (1024, 1026, 1040)
+_LOCKS = (6, 7)  # F_SETLK, F_SETLKW
+_LOCKS_OF_FILES = (36, 37, 38)  # F_OFD_*: the kernel bounds neither, and of these nobody could tell whose they are
 _SOCKET_OPTIONS_REFUSED = {
     _SOL_SOCKET: (26, 50, 51, 52),  # SO_ATTACH_*: BPF programs; a flood of them exhausts the kernel's JIT memory
     6: (31,),  # IPPROTO_TCP, TCP_ULP: kernel TLS
@@ -204,7 +206,13 @@ def _checked(can_open_network: bool, asks: Collection[str] = ()) -> dict[str, _C
         "socketpair": _socket(can_open_network=False, asks=asks),  # UNIX is the one family that has pairs
         "setsockopt": _arg(1) + _choose(options, _ALLOW),
         "ioctl": _arg(1) + _one_of(_IOCTLS_REFUSED, _EPERM, _ALLOW),
-        "fcntl": _arg(1) + _one_of(_FCNTLS_REFUSED, _EPERM, _ALLOW),
+        "fcntl": _arg(1)
+        + _choose(
+            dict.fromkeys(_FCNTLS_REFUSED, _EPERM)
+            | dict.fromkeys(_LOCKS_OF_FILES, _errno(errno.EINVAL))
+            | dict.fromkeys(_LOCKS, _ASK if "locks" in asks else _ALLOW),
+            _ALLOW,
+        ),
         "personality": _only(_arg(0), (0, 0xFFFFFFFF)),
         "mknod": _only(_arg(1, mask=0o170000), _FILE_TYPES),
         "mknodat": _only(_arg(2, mask=0o170000), _FILE_TYPES),
@@ -224,13 +232,13 @@ CHECKED = frozenset(_checked(can_open_network=False))
 
 
 _UNMAPPED_MEMORY = frozenset({"memfd_create", "shmget", "msgget", "semget"})
+_SPLICES = frozenset({"splice", "tee", "sendfile"})  # a socket or a pipe then holds a page for each byte
 _METADATA_ASKED = ["chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "utimensat"]
 _METADATA_OF_OLD = ["utime", "utimes", "futimesat"]
 _ATTRIBUTES = ["setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"]
 # Of file systems, by their type: 'X', 'f', 'v', and those of btrfs. A descriptor for reading does for most.
 _FILE_IOCTLS, _IOCTL_TYPE = (0x5800, 0x6600, 0x7600, 0x9400), 0xFF00
-_MAP_ANONYMOUS, _MAP_TYPE = 0x20, 0xF
-_NAMELESS_SHARED = (_MAP_ANONYMOUS | 1, _MAP_ANONYMOUS | 3)  # MAP_SHARED, MAP_SHARED_VALIDATE
+_MAP_TYPE, _MAPS_SHARED = 0xF, (1, 3)  # MAP_SHARED, MAP_SHARED_VALIDATE
 _WATCHES = frozenset({"inotify_init", "inotify_init1"})
 
 
@@ -253,7 +261,7 @@ def compile_filter(
     memory of a tree, whoever adds up its processes would miss it. Without `can_watch_files` it is as if there were too
     many watches: where the host's user has the same id, they would be taken from it. `asks`: what the
     supervisor is asked about, "network" and "unix" sockets, whose buffers stay as the kernel makes them,
-    "shared_memory" without a name, or modes and times ("metadata"), besides which no attributes are changed.
+    "shared_memory" without a name, "locks", or modes and times ("metadata"), besides which no attributes are changed.
     """
     if not supported(machine):
         raise ValueError(f"no seccomp filter for {machine!r}: only for {', '.join(_MACHINES)}")
@@ -265,9 +273,9 @@ def compile_filter(
         checked |= dict.fromkeys(_ATTRIBUTES, unsupported)
         checked["ioctl"] = _arg(1, mask=_IOCTL_TYPE) + _one_of(_FILE_IOCTLS, unsupported, checked["ioctl"])
     if "shared_memory" in asks:
-        checked["mmap"] = _arg(3, mask=_MAP_ANONYMOUS | _MAP_TYPE) + _one_of(_NAMELESS_SHARED, _ASK, _ALLOW)
+        checked["mmap"] = _arg(3, mask=_MAP_TYPE) + _one_of(_MAPS_SHARED, _ASK, _ALLOW)
     if not can_hold_unmapped_memory:
-        checked |= dict.fromkeys(_UNMAPPED_MEMORY, _EPERM)
+        checked |= dict.fromkeys(_UNMAPPED_MEMORY, _EPERM) | dict.fromkeys(_SPLICES, _errno(errno.EINVAL))
     if not can_watch_files:
         checked |= dict.fromkeys(_WATCHES, _errno(errno.EMFILE))
     calls = {number: checked.get(name, _ALLOW if name in ALLOWED else _EPERM) for name, number in table.items()}

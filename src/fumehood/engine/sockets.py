@@ -1,12 +1,14 @@
 """Bounds the sockets of a cell: their buffers are memory of no process, and the kernel charges much of it to nobody.
 
 Only a filter sees each socket before it is there. It asks the first process of the cell, which counts them. The same
-goes for shared memory without a name, where no control group counts it.
+goes for locks of files, and for shared memory without a name, where no control group counts it.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import stat
 
 from ..guest.procfs import number, read
 from . import _syscalls as sys_calls
@@ -15,7 +17,13 @@ TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_BUFFERS = (("tcp_rmem", "4096 65536 131072"), ("tcp_wmem", "4096 16384 65536"))  # least, usual, most of one socket
+_BUFFERS = (
+    ("tcp_rmem", "4096 65536 131072"),  # least, usual, most of one socket
+    ("tcp_wmem", "4096 16384 65536"),
+    ("tcp_max_tw_buckets", "4096"),  # of those that are closed
+)
+_MOST_LOCKS = 8192
+_MAP_ANONYMOUS = 0x20
 
 
 def bound_buffers() -> None:
@@ -36,12 +44,18 @@ class Doorkeeper:
         self._most_shared = most_shared
         self._is_shared_gone = is_shared_gone
         self._shared = 0
+        self._locks = 0  # at most: each may have replaced another
 
     def answer(self) -> None:
         """One question. Whoever asked may be gone."""
         try:
             question = sys_calls.receive_question(self._listener)
-            refusal = self._share(question.arguments[1]) if question.call == "mmap" else self._open()
+            if question.call == "mmap":
+                _, size, _, flags, fd, _ = question.arguments
+                is_file = not flags & _MAP_ANONYMOUS and _is_file(question.pid, fd)
+                refusal = 0 if is_file else self._share(size)
+            else:
+                refusal = self._lock() if question.call == "fcntl" else self._open()
             sys_calls.answer_question(self._listener, question, refusal, goes_on=not refusal)
         except OSError:
             pass
@@ -50,6 +64,14 @@ class Doorkeeper:
         used = number(read("/proc/net/sockstat"), b"sockets: used ")
         return errno.ENOBUFS if used >= self._most_sockets else 0
 
+    def _lock(self) -> int:
+        if self._locks >= _MOST_LOCKS:
+            self._locks = sum(b"OFDLCK" not in line for line in read("/proc/locks").splitlines())  # those are no cell's
+        if self._locks >= _MOST_LOCKS:
+            return errno.ENOLCK
+        self._locks += 1
+        return 0
+
     def _share(self, size: int) -> int:
         if self._shared + size > self._most_shared and self._is_shared_gone():
             self._shared = 0
@@ -57,3 +79,11 @@ class Doorkeeper:
             return errno.ENOMEM
         self._shared += size
         return 0
+
+
+def _is_file(pid: int, fd: int) -> bool:
+    """Rather than /dev/zero, of which a shared mapping is memory without a name."""
+    try:
+        return stat.S_ISREG(os.stat(f"/proc/{pid}/fd/{fd & 0xFFFFFFFF}").st_mode)
+    except OSError:
+        return False

@@ -138,7 +138,8 @@ class Supervisor:
                 ready = [fd for fd, _ in poll.poll(left_ms)]
                 if self._listener in ready:
                     self._answers.answer()
-                if signals in ready or not ready or (until is not None and time.monotonic() >= until):
+                is_time = until is not None and time.monotonic() >= until  # however many questions there are
+                if signals in ready or not ready or is_time:
                     return signal.sigtimedwait(WATCHED, 0)
 
         return wait

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 _CHUNK = 4096
-MOST = 1 << 20  # bytes that are read of a file: one that is longer is cut
+_MOST = 1 << 20
 _MAX_DIGITS = 20  # of what fits into 64 bits
 STATE, PARENT, USER, SYSTEM, WAITED_USER, WAITED_SYSTEM, THREADS, STARTED = 0, 1, 11, 12, 13, 14, 17, 19  # in `stat`
 
 
-def read(path: str) -> bytes:
+def read(path: str, most: int = _MOST) -> bytes:
     """What there is of a small file; nothing of one that is gone or may not be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -18,9 +18,14 @@ def read(path: str) -> bytes:
         return b""
     try:
         data = os.read(fd, _CHUNK)
-        while data and len(data) < MOST and (more := os.read(fd, _CHUNK)):
-            data += more
-        return data
+        if not data or not (more := os.read(fd, _CHUNK)):
+            return data
+        parts, size = [data], len(data)
+        while more:
+            parts.append(more)
+            size += len(more)
+            more = os.read(fd, _CHUNK) if size < most else b""
+        return b"".join(parts)
     except OSError:
         return b""
     finally:
