@@ -458,3 +458,31 @@ def test_questions_without_end_do_not_put_off_a_look() -> None:
     finally:
         os.close(always)
     assert answers
+
+
+# ---- epoll, whose watches the kernel counts for the host's user
+
+
+EPOLLS = """
+import asyncio, errno, os, select
+held = []
+try:
+    while len(held) < 600: held.append(select.epoll())
+except OSError as error: print(len(held), errno.errorcode[error.errno])
+for each in held: each.close()
+for _ in range(300): asyncio.run(asyncio.sleep(0))
+print('loops')
+"""
+
+
+def test_epoll_instances_have_no_bound_of_the_kernel_s_own() -> None:
+    """The control arm."""
+    done = subprocess.run([sys.executable, "-c", EPOLLS], capture_output=True, timeout=HANG_S)
+    assert done.stdout == b"loops\n"
+
+
+@pytest.mark.attack(COUNTED, control="test_epoll_instances_have_no_bound_of_the_kernel_s_own", level="sealed")
+@GROUPS
+def test_epoll_instances_are_bounded(start: Callable[..., Engine], groups: str) -> None:
+    """And what was closed is forgotten."""
+    assert outcome(start(groups), EPOLLS)[0] == "256 EMFILE\nloops\n"

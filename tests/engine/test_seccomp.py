@@ -329,6 +329,13 @@ def test_locks_are_those_of_a_process_and_counted(machine: str) -> None:
 
 
 @both_machines
+def test_of_epoll_instances_the_supervisor_is_asked(machine: str) -> None:
+    for name in {"epoll_create", "epoll_create1"} & TABLES[machine].keys():
+        assert Judge(machine)(name, 1) == "allow"
+        assert Judge(machine, asks=("epolls",))(name, 1) == "ask"
+
+
+@both_machines
 def test_nothing_is_spliced_where_nobody_counts_the_pages(machine: str) -> None:
     calm, watched = Judge(machine), Judge(machine, can_hold_unmapped_memory=False)
     for name in ("splice", "tee", "sendfile"):

@@ -69,6 +69,8 @@ _SECUREBITS_LOCKED = (
 _NUMBERS = {
     "clone": (56, 220),
     "capset": (126, 91),
+    "epoll_create": (213, -1),
+    "epoll_create1": (291, 20),
     "fcntl": (72, 25),
     "mmap": (9, 222),
     "chmod": (90, -1),
@@ -94,7 +96,10 @@ _NUMBERS = {
     "landlock_restrict_self": (446, 446),
 }
 
-_ASKED = ("mmap", "fcntl", "chmod", "fchmod", "chown", "fchown", "lchown", "fchownat", "fchmodat", "utimensat")
+_ASKED = (
+    *("mmap", "fcntl", "epoll_create", "epoll_create1"),
+    *("chmod", "fchmod", "chown", "fchown", "lchown", "fchownat", "fchmodat", "utimensat"),
+)
 
 
 def _number(name: str) -> int:

@@ -308,8 +308,8 @@ class Root:
             return ()
         counted = self.zygote.groups.counts("memory")
         if self._network:
-            return ("locks",) if counted else ("locks", "shared_memory")
-        return ("locks", "network") if counted else ("locks", "network", "unix", "shared_memory")
+            return ("epolls", "locks") if counted else ("epolls", "locks", "shared_memory")
+        return ("epolls", "locks", "network", *(() if counted else ("unix", "shared_memory")))
 
     def _watches(self) -> bool:
         """Whether the supervisor must add up the tree's memory, and can."""

@@ -240,6 +240,7 @@ _ATTRIBUTES = ["setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexatt
 _FILE_IOCTLS, _IOCTL_TYPE = (0x5800, 0x6600, 0x7600, 0x9400), 0xFF00
 _MAP_TYPE, _MAPS_SHARED = 0xF, (1, 3)  # MAP_SHARED, MAP_SHARED_VALIDATE
 _WATCHES = frozenset({"inotify_init", "inotify_init1"})
+_EPOLLS = frozenset({"epoll_create", "epoll_create1"})
 
 
 def supported(machine: str) -> bool:
@@ -261,7 +262,8 @@ def compile_filter(
     memory of a tree, whoever adds up its processes would miss it. Without `can_watch_files` it is as if there were too
     many watches: where the host's user has the same id, they would be taken from it. `asks`: what the
     supervisor is asked about, "network" and "unix" sockets, whose buffers stay as the kernel makes them,
-    "shared_memory" without a name, "locks", or modes and times ("metadata"), besides which no attributes are changed.
+    "shared_memory" without a name, "locks", "epolls", or modes and times ("metadata"), besides which no attributes are
+    changed.
     """
     if not supported(machine):
         raise ValueError(f"no seccomp filter for {machine!r}: only for {', '.join(_MACHINES)}")
@@ -272,6 +274,8 @@ def compile_filter(
         unsupported = _errno(errno.EOPNOTSUPP)
         checked |= dict.fromkeys(_ATTRIBUTES, unsupported)
         checked["ioctl"] = _arg(1, mask=_IOCTL_TYPE) + _one_of(_FILE_IOCTLS, unsupported, checked["ioctl"])
+    if "epolls" in asks:
+        checked |= dict.fromkeys(_EPOLLS, _ASK)
     if "shared_memory" in asks:
         checked["mmap"] = _arg(3, mask=_MAP_TYPE) + _one_of(_MAPS_SHARED, _ASK, _ALLOW)
     if not can_hold_unmapped_memory:
