@@ -43,8 +43,9 @@ def test_whatever_backend_was_chosen(worker, choice):
     assert len(images(worker.run(choice + PLOT + "plt.plot([1, 2])\nNone"))) == 1
 
 
-def test_saved_and_closed_figures_are_not_sent(plotter):
-    ran = plotter.run(PLOT + "fig, ax = plt.subplots()\nax.plot([1, 2])\nfig.savefig('a.png')\nplt.close(fig)")
+def test_saved_and_closed_figures_are_not_sent(plotter, tmp_path):
+    saved = str(tmp_path / "a.png")
+    ran = plotter.run(PLOT + f"fig, ax = plt.subplots()\nax.plot([1, 2])\nfig.savefig({saved!r})\nplt.close(fig)")
     assert images(ran) == []
 
 
