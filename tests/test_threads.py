@@ -22,7 +22,7 @@ from fumehood import (
 )
 from fumehood.backends.fake import FakeBackend, Reply
 from fumehood.cli.main import main
-from fumehood.engine import engine, launch, volume
+from fumehood.engine import engine, housekeeper, launch
 from fumehood.engine.frames import Failure
 from fumehood.sync import Portal
 from fumehood.thread_pool import Workers
@@ -38,8 +38,8 @@ def refused(_: threading.Thread) -> None:
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume, "_undertaker", None)
-    monkeypatch.setattr(volume, "_graves", queue.SimpleQueue())
+    monkeypatch.setattr(housekeeper, "_thread", None)
+    monkeypatch.setattr(housekeeper, "_tasks", queue.SimpleQueue())
     monkeypatch.setattr(threading.Thread, "start", refused)
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from process_view import descriptors, groups, nameless_groups, roots
+from process_view import descriptors, groups, nameless_groups, roots, wait_for_housekeeper
 
 from fumehood import FumehoodError, get_sandbox, open_session
 from fumehood.engine import engine as engines
@@ -41,7 +41,7 @@ def session(datasets: dict[str, str] | None = None, **settings: Any) -> None:
 
 def engine(expected: list[Any], **settings: Any) -> None:
     """The first call of all, which starts a zygote and finds what this host can give."""
-    with get_sandbox(warm_cells=0, **settings) as sandbox:
+    with get_sandbox(**settings) as sandbox:
         result = sandbox.execute("print(1)")
     assert result.stdout == "1\n"
     expected[:] = expected or [result.meta["isolation"]]
@@ -111,7 +111,7 @@ def attempt(call: Callable[[], None], spare: int) -> str:
 def prepared(kind: str, settings: dict[str, Any], dataset: str, stack: ExitStack) -> Callable[[], None]:
     match kind:
         case "execute":
-            return partial(execute, stack.enter_context(get_sandbox(warm_cells=0, **settings)))
+            return partial(execute, stack.enter_context(get_sandbox(**settings)))
         case "command":
             opened = stack.enter_context(open_session(start_retries=0, **settings))
             opened.run("x = 1")
@@ -127,11 +127,12 @@ def prepared(kind: str, settings: dict[str, Any], dataset: str, stack: ExitStack
 def main(kind: str, level: str, dataset: str) -> dict[str, Any]:
     refused, served, problems = [], 0, []
     with ExitStack() as stack:
-        call = prepared(kind, {"isolation": level, "store_code": "never"}, dataset, stack)
+        call = prepared(kind, {"isolation": level, "store_code": "never", "warm_cells": 0}, dataset, stack)
         for _ in range(2):
             call()
         if kind == "engine":
             end_engines()
+        wait_for_housekeeper()
         before = descriptors()
         highest = max(before) + ROOM
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
 from fumehood.engine import engine as engines
+from fumehood.engine import housekeeper
 from fumehood.engine.cell import Cell
 from fumehood.engine.cgroup_home import Home
 from fumehood.engine.cgroups import Group
 from fumehood.engine.root import Root
+
+_HANG_S = 250.0  # below the deadline of those who start us
 
 
 class Seen(NamedTuple):
@@ -81,6 +85,14 @@ def roots() -> list[Root]:
 
 def groups() -> list[Group]:
     return [group for root in roots() for group in list(root.zygote.groups._groups)]
+
+
+def wait_for_housekeeper() -> None:
+    """Until it has cleared away what sessions have left so far."""
+    done = threading.Event()
+    housekeeper.start()
+    housekeeper.later(done.set)
+    assert done.wait(_HANG_S)
 
 
 def waiting_cells() -> list[Cell]:

@@ -299,6 +299,7 @@ def test_a_caller_is_told_that_the_sandbox_could_not_be_made(
         broken(monkeypatch, program_steps=REFUSED)
         for root in shared(level, None)._roots.values():
             monkeypatch.setattr(root, "_orders", {})
+            monkeypatch.setattr(root, "_plans_in_volumes", {})
         calls = {
             "execute": lambda: sandbox.execute("print('ran')", timeout=HANG_S),
             "run": lambda: session.run("print('ran')"),
@@ -376,10 +377,10 @@ def test_a_volume_is_not_closed_under_a_cell_that_is_being_made(
     made, closing = volume._root.make_cell_in, threading.Event()
     closer = threading.Thread(target=lambda: (closing.set(), volume.close()))
 
-    def while_closing(*args: Any) -> None:
+    def while_closing(*args: Any, **named: Any) -> None:
         closer.start()
         closing.wait(HANG_S)
-        made(*args)
+        made(*args, **named)
 
     monkeypatch.setattr(volume._root, "make_cell_in", while_closing)
     cell = volume.start(Command(("sleep", "3600")))

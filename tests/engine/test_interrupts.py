@@ -127,7 +127,7 @@ def test_the_first_call_of_all_may_be_interrupted_at_any_line(monkeypatch: pytes
 
 
 def test_a_call_of_a_session_may_be_interrupted_at_any_line() -> None:
-    with open_session(isolation="sealed", **SETTINGS) as session:
+    with open_session(isolation="sealed", warm_cells=0, **SETTINGS) as session:
         session.run("1")
         interrupt_everywhere(lambda: session.exec(["true"]), 60)
         assert session.run("print(1)").stdout == "1\n"
@@ -146,7 +146,7 @@ if {kind!r} == 'execute':
     host = get_sandbox(isolation='sealed', warm_cells=0, store_code='never', timeout_sec=280)
     call = host.execute
 else:
-    host = open_session(isolation='sealed', store_code='never', timeout_sec=280)
+    host = open_session(isolation='sealed', warm_cells=0, store_code='never', timeout_sec=280)
     call = host.run
 call('1')
 wait_until(lambda: len(descendants()) == (1 if {kind!r} == 'execute' else 3))

@@ -122,8 +122,11 @@ class KeptSandbox(Sandbox):
 
     async def start(self, command: Command) -> Process:
         if not command.keeps_state:
-            return _LocalProcess(await _owned(functools.partial(self._volume.start, command), Cell.close))
-        interpreter = self._volume.waiting_interpreter()
+            cell = self._volume.start_waiting(command)
+            if cell is None:
+                cell = await _owned(functools.partial(self._volume.start, command), Cell.close)
+            return _LocalProcess(cell)
+        interpreter = self._volume.waiting_interpreter() or self._volume.use_spare_interpreter(command)
         if interpreter is None:
             interpreter = await aside(self._volume.make_interpreter, command)
         return _Run(self._volume, interpreter, command)
@@ -143,7 +146,10 @@ class KeptSandbox(Sandbox):
             return await aside(look)
 
     async def close(self) -> None:
-        await aside(self._volume.close)
+        if self._volume.closes_soon:
+            self._volume.close_soon()
+        else:
+            await aside(self._volume.close_soon)
 
     def drop(self) -> None:
         self._volume.bury()

@@ -195,12 +195,12 @@ class Cell:
         """Readable when `read(0)` may have something: what an event loop waits for. OSError: see `Watch`."""
         return (self._watch or self._begin_watch()).fileno()
 
-    def kill(self) -> None:
-        """All of it, at once. `Exited` follows."""
+    def kill(self, *, measures: bool = True) -> None:
+        """All of it, at once. `Exited` follows. `measures`: somebody will want to know what it has used."""
         if self._ended or self._pidfd < 0:
             return
         try:
-            if not self._outlives:
+            if measures and not self._outlives:
                 self._used = usage.of_tree(self._pidfd)  # who is killed cannot be asked any more
         finally:
             self._outlives = True
@@ -208,6 +208,11 @@ class Cell:
             self._signal(signal.SIGKILL if self._sealed else KILL_TREE)
             if not self._sealed:
                 self._signal(signal.SIGCONT)  # a program there may have stopped it
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs nothing for anybody."""
+        return self._look_at == 0.0
 
     def end_descriptor(self) -> int:
         """Readable when its first process has ended; the caller's to close."""

@@ -32,6 +32,7 @@ class Group:
         except BaseException:
             self.remove()
             raise
+        self.spares = 0  # processes inside that wait to be used, beyond the limit
         self._limits: tuple[int, int] | None = None
         self._held = False
         self._was_cleared = False
@@ -78,7 +79,7 @@ class Group:
         return True
 
     def arm(self, limits: Limits) -> None:
-        wanted = (limits.memory_bytes, limits.processes + 1)  # the supervisor counts as well
+        wanted = (limits.memory_bytes, limits.processes + 1 + self.spares)  # the supervisor counts as well
         if wanted != self._limits:
             if "memory" in self.paths:
                 self._set_memory(wanted[0])
@@ -111,6 +112,7 @@ class Group:
         """Kill all inside, for a cell that no pid namespace holds together; then it is free again."""
         self._kill()
         self._held = False
+        self.spares = 0
         self._was_cleared = True
 
     def remove(self) -> None:

@@ -113,8 +113,12 @@ class Engine:
         datasets: Sequence[tuple[str, str]] = (),
         packages: str | None = None,
         progress: Progress | None = None,
+        makes_ahead: bool = False,
     ) -> Volume:
-        """A place whose files, and one interpreter, outlive the programs that run there."""
+        """A place whose files, and one interpreter, outlive the programs that run there.
+
+        `makes_ahead`: cells for its commands, and the next one of its kind.
+        """
         from .volume import Wanted, open_volume  # much that a single execution does without
 
         for _ in range(_ATTEMPTS):
@@ -123,12 +127,27 @@ class Engine:
                 self.check(limits, network=network)  # finds the level, by doing it
                 continue
             try:
-                return open_volume(root, Wanted(limits, datasets, packages, progress))
+                volume = open_volume(root, Wanted(limits, datasets, packages, progress), keeps_spares=makes_ahead)
+                if volume.keeps_spares and not datasets and packages is None:
+                    _make_another(root, limits)
+                return volume
             except ZygoteGone:
                 self._drop(network, root)
             except SetupFailed as error:
                 raise not_made(error.failure) from error
         raise EngineFailed(_KEEPS_GOING)
+
+    def take_volume(self, limits: Limits, *, network: bool) -> Volume | None:
+        """One that waits, if there is one: nothing is made, so that an event loop can afford it."""
+        root = self._known(network)
+        if root is None or not root.ready_volumes:
+            return None
+        from .ready_volumes import take
+
+        volume = take(root, limits)
+        if volume is not None:
+            _make_another(root, limits)
+        return volume
 
     def lease(self, limits: Limits, *, network: bool, step: int, shows: bool = False) -> None:
         """Tell that a user of this kind of sandbox has come (1) or gone (-1); with the last its waiting cells go."""
@@ -358,6 +377,12 @@ def _start(root: Root, command: Command, limits: Limits, warm_cells: int = 0, sh
         pool.done()
         raise
     return _fed(root, cell, command, pool)
+
+
+def _make_another(root: Root, limits: Limits) -> None:
+    from .ready_volumes import make_later
+
+    make_later(root, limits)
 
 
 def _pool(root: Root, limits: Limits, warm_cells: int, shows: bool) -> Pool | None:

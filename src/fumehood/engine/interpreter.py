@@ -48,6 +48,10 @@ class Interpreter(Cell):
         return theirs.detach(), ours.detach()
 
     @property
+    def is_idle(self) -> bool:
+        return not self.is_running
+
+    @property
     def is_dead(self) -> bool:
         return self._ended or self._control.fileno() < 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import marshal
 import os
+from typing import TYPE_CHECKING
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed
@@ -20,6 +21,9 @@ from .layout import discover
 from .pool import Pool
 from .zygotes import SetupFailed, Zygote
 
+if TYPE_CHECKING:
+    from .volume import Volume
+
 _SCOPES_SIGNALS = 6  # the Landlock ABI from which on it does
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
@@ -34,6 +38,8 @@ class Root:
         preload: tuple[str, ...] = (),
     ):
         self.level = level
+        self.is_closed = False
+        self.ready_volumes: dict[Limits, Volume] = {}
         self.preload = preload if level == "sealed" else ()
         self._without = without
         self.zygote = Zygote(host_executable())
@@ -60,6 +66,7 @@ class Root:
         )
         self._cores = len(os.sched_getaffinity(0))
         self._orders: dict[tuple[Limits, bool, bool], bytes] = {}
+        self._plans_in_volumes: dict[Limits, plan.CellPlan] = {}
         self._receipts: dict[Limits, Receipt] = {}
         self._pools: dict[tuple[Limits, bool], Pool] = {}  # by whether their cells show their files
         self.zygote.become(
@@ -149,6 +156,8 @@ class Root:
         volume: int | None,
         directory: str | None,
         shown: str | None,
+        *,
+        waits: bool = False,
     ) -> None:
         """Like `make_cell`, with the files of a volume or of a directory, and in their group."""
         try:
@@ -156,7 +165,10 @@ class Root:
                 open_cell = self._open_cell(limits, directory, () if shown is None else (shown,))
                 order = self._order(open_cell, limits, directory)
             else:
-                order = self._order(self._sealed_cell(limits, in_volume=True), limits, volume=volume)
+                plan_in_volume = self._plans_in_volumes.get(limits)
+                if plan_in_volume is None:
+                    plan_in_volume = self._plans_in_volumes[limits] = self._sealed_cell(limits, in_volume=True)
+                order = self._order(plan_in_volume, limits, volume=volume, waits=waits)
         except BaseException:
             cell.close()
             raise
@@ -178,6 +190,9 @@ class Root:
             pool.close()
 
     def close(self) -> None:
+        self.is_closed = True
+        while self.ready_volumes:
+            self.ready_volumes.popitem()[1].close()
         for pool in list(self._pools.values()):
             pool.close()
         self.zygote.close()

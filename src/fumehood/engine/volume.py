@@ -7,17 +7,15 @@ import contextlib
 import functools
 import itertools
 import os
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..descriptors import allow
-from ..errors import SandboxLost
-from ..threads import begin
+from ..errors import FumehoodError, SandboxLost
 from ..types import Command, FileStat, Limits
-from . import lend, plan, private
+from . import housekeeper, lend, plan, private
 from .cell import Cell
 from .cgroups import Group
 from .diagnose import not_made
@@ -29,12 +27,14 @@ from .zygotes import SetupFailed, ZygoteGone
 
 _INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
 _DESCRIPTORS = 12  # that each holds at most
-_BURIED_S = 5.0
 _BORN_S = 60.0  # only a hang takes so long, on a busy machine too
 _numbers = itertools.count(1)
+_MOST_SPARES = 16  # cells that wait for a command, of all sessions
+_SPARE_PROCESSES = 4  # two cells, each with a supervisor
+_ROOM_FOR_SPARES = 64 << 20  # bytes: a smaller limit is for the programs alone
+_MOST_LEFT = 8  # volumes that may wait for their end
 _alive: weakref.WeakSet[Volume] = weakref.WeakSet()
-_graves: queue.SimpleQueue[Volume | None] = queue.SimpleQueue()
-_undertaker: threading.Thread | None = None
+_left: set[Volume] = set()  # to the housekeeper, to be cleared away
 
 
 class Wanted(NamedTuple):
@@ -46,14 +46,19 @@ class Wanted(NamedTuple):
     progress: lend.Progress | None = None
 
 
-def open_volume(root: Root, wanted: Wanted) -> Volume:
-    _hire()
+def open_volume(root: Root, wanted: Wanted, *, keeps_spares: bool = False) -> Volume:
+    """`keeps_spares`: one that waits for the next command, once there was one."""
+    housekeeper.start()
     allow(_DESCRIPTORS * (len(_alive) + 8) + 256)  # who opens many means to
     root.zygote.check()
     group = root.zygote.take_group(wanted.limits)
     try:
-        make = _sealed if root.level == "sealed" else _open
-        return make(root, wanted, group)
+        if root.level != "sealed":
+            return _open(root, wanted, group)
+        volume = _sealed(root, wanted, group)
+        if keeps_spares and wanted.limits.memory_bytes >= _ROOM_FOR_SPARES:
+            volume.keep_spares()
+        return volume
     except BaseException:
         if group is not None:
             group.clear()
@@ -141,7 +146,9 @@ class Volume:
         self._files = files
         self.packages = packages
         self._remove = remove
+        self.keeps_spares = False
         self._cells: set[Cell] = set()
+        self._spares: dict[type[Cell], Cell] = {}  # those of them that wait to be used
         self._interpreter: Interpreter | None = None
         self._lock = threading.Lock()
         self._making = threading.Lock()
@@ -150,9 +157,64 @@ class Volume:
         self._closed = False
         _alive.add(self)
 
+    def keep_spares(self) -> None:
+        self.keeps_spares = True
+        if self.group is not None:
+            self.group.spares = _SPARE_PROCESSES
+
+    def has_spare(self, kind: type[Cell]) -> bool:
+        spare = self._spares.get(kind)
+        return spare is not None and spare.is_waiting()
+
+    def prepare(self, kind: type[Cell]) -> bool:
+        """Have one wait for the next call. Not for the thread of a call: it takes as long as making one does."""
+        if not self.keeps_spares or kind in self._spares:
+            return False
+        cell = None
+        try:
+            cell = kind()
+            with self._staying_open():
+                self._make(cell, waits=True)
+            if not cell.wait_ready(_BORN_S):
+                raise SandboxLost("it was closed meanwhile")
+        except (FumehoodError, ZygoteGone, SetupFailed, OSError):
+            if cell is not None:  # whoever needs one meets the same, and tells its caller
+                self._forget(cell)
+            return False
+        if self.group is not None and all(other.is_idle for other in self._cells):
+            self.group.take_cpu_s()  # that is nobody's run
+        with self._lock:
+            if not self._closed:
+                self._spares[kind] = cell
+                return True
+        self._forget(cell)
+        return False
+
+    def drop_spares(self) -> None:
+        with self._lock:
+            spares = list(self._spares.values())
+            self._spares.clear()
+        for cell in spares:
+            self._forget(cell)
+
     def start(self, command: Command) -> Cell:
         """A command beside the interpreter, in a cell of its own."""
-        return self._begin(Cell(), command)
+        return self.start_waiting(command) or self._begin(Cell(), command)
+
+    def start_waiting(self, command: Command) -> Cell | None:
+        """`start` in a cell that waits, if there is one: nothing is made, so that an event loop can afford it."""
+        spare = self._take_spare(Cell)
+        return None if spare is None else self._begin(spare, command)
+
+    def use_spare_interpreter(self, command: Command) -> Interpreter | None:
+        """`make_interpreter` of one that waits, if this is the first."""
+        if self._interpreter is not None or not self._making.acquire(blocking=False):
+            return None
+        try:
+            spare = self._take_spare(Interpreter)
+            return self._begin_interpreter(spare, command) if isinstance(spare, Interpreter) else None
+        finally:
+            self._making.release()
 
     def waiting_interpreter(self) -> Interpreter | None:
         interpreter = self._interpreter
@@ -169,6 +231,9 @@ class Volume:
         if self._interpreter is not None:
             interpreter.replaces_untold = not self._interpreter.death_was_told
             self._forget(self._interpreter)
+        return self._begin_interpreter(interpreter, command)
+
+    def _begin_interpreter(self, interpreter: Interpreter, command: Command) -> Interpreter:
         self._begin(interpreter, command._replace(argv=("python",), script=None, stdin=b""))
         self._interpreter = interpreter
         return interpreter
@@ -182,17 +247,41 @@ class Volume:
     def beneath(self, path: str, leave_out: str) -> list[FileStat]:
         return self._files.beneath(path, leave_out=leave_out)
 
+    @property
+    def closes_soon(self) -> bool:
+        """Whether `close_soon` waits for nobody."""
+        return self.directory is None and not self._births
+
+    def close_soon(self) -> None:
+        """Kill all that runs; the rest is left to a thread, where the kernel holds all of it together."""
+        if not self._end():
+            return
+        if self.directory is None and housekeeper.is_at_work() and len(_left) < _MOST_LEFT:
+            _left.add(self)
+            housekeeper.later(self._clear)
+        else:
+            self._clear()
+
     def close(self) -> None:
+        if self._end():
+            self._clear()
+
+    def _end(self) -> bool:
+        """False if somebody has done that already."""
         with self._lock:
             closed, self._closed = self._closed, True
             if closed:
-                return
+                return False
             self._all_born.wait_for(lambda: not self._births, _BORN_S)
             cells = list(self._cells)
         for cell in cells:
-            cell.kill()
-        for cell in cells:
+            cell.kill(measures=not cell.is_idle)
+        return True
+
+    def _clear(self) -> None:
+        for cell in list(self._cells):
             self._forget(cell)
+        self._spares.clear()
         self._files.close()
         if self.directory is None:
             self._remove()  # first: what lies in its files is charged to the group
@@ -200,10 +289,11 @@ class Volume:
             self._root.zygote.give_back(self.group)
         if self.directory is not None:
             self._remove()  # last: nobody is left who could write there
+        _left.discard(self)
 
     def bury(self) -> None:
         """`close` for the garbage collector, which may come while this thread holds a lock that closing needs."""
-        _graves.put(self)
+        housekeeper.later(self.close)
 
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
@@ -213,9 +303,10 @@ class Volume:
     def _begin(self, cell: Cell, command: Command) -> Cell:
         try:
             with self._staying_open():
-                self._root.make_cell_in(cell, self.limits, self.group, self.number, self.directory, self.packages)
-                self._cells.add(cell)
-                cell.when_closed(lambda: self._cells.discard(cell))
+                if cell not in self._cells:
+                    self._make(cell)
+                if self.keeps_spares and not isinstance(cell, Interpreter):
+                    cell.when_closed(functools.partial(housekeeper.later, self._prepare_for_a_command))
                 environment = self._root.environment_of(cell)
                 if self.packages is not None:
                     own = command.env.get("PYTHONPATH")
@@ -230,6 +321,27 @@ class Volume:
                 raise not_made(error.failure) from error
             raise
         return cell
+
+    def _make(self, cell: Cell, *, waits: bool = False) -> None:
+        where = self.number, self.directory, self.packages
+        self._root.make_cell_in(cell, self.limits, self.group, *where, waits=waits)
+        self._cells.add(cell)
+        cell.when_closed(lambda: self._cells.discard(cell))
+
+    def _take_spare(self, kind: type[Cell]) -> Cell | None:
+        spare = self._spares.pop(kind, None)
+        if spare is not None and not spare.is_waiting():
+            housekeeper.later(functools.partial(self._forget, spare))
+            spare = None
+        return spare
+
+    def _prepare_for_a_command(self) -> None:
+        if (
+            housekeeper.wait_a_moment()
+            and not self._closed
+            and sum(Cell in volume._spares for volume in list(_alive)) < _MOST_SPARES
+        ):
+            self.prepare(Cell)
 
     @contextlib.contextmanager
     def _staying_open(self) -> Iterator[None]:
@@ -250,38 +362,24 @@ class Volume:
         self._cells.discard(cell)
 
 
-def _hire() -> None:
-    global _undertaker
-    if _undertaker is None:
-        thread = threading.Thread(target=_dig, name="fumehood-volumes", daemon=True)
-        if begin(thread):
-            _undertaker = thread
-        else:  # whoever opens the next volume does its work
-            with contextlib.suppress(queue.Empty):
-                while (volume := _graves.get_nowait()) is not None:
-                    volume.close()
-
-
-def _dig() -> None:
-    while (volume := _graves.get()) is not None:
-        volume.close()
+def _drop_spares() -> None:
+    for volume in list(_alive):
+        volume.drop_spares()
 
 
 def _close_all() -> None:
-    if _undertaker is not None:
-        _graves.put(None)
-        _undertaker.join(_BURIED_S)  # a directory half removed would stay
+    housekeeper.stop()
     for volume in list(_alive):
         volume.close()
 
 
 def _after_fork() -> None:
-    global _undertaker, _graves
-    _undertaker, _graves = None, queue.SimpleQueue()
+    _left.clear()
     for volume in list(_alive):
         volume.abandon()
     _alive.clear()
 
 
+housekeeper.when_quiet(_drop_spares)
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork)

@@ -504,7 +504,10 @@ def _be_program(order: dict[str, Any], asking: tuple[socket.socket, socket.socke
         os._exit(1)
     _reseed()
     if order["waits"]:
-        runner.rehearse(order["workspace"], order["program"])
+        if order["volume"] is None:
+            runner.rehearse(order["workspace"], order["program"])
+        else:
+            runner.rehearse_command(order["workspace"])
         sys_calls.flush_c_streams()
     os.write(_CONTROL, frames.READY)
     os.close(_CONTROL)

@@ -6,6 +6,7 @@ equals an early `_exit`; the supervisor and the host see everything else for the
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found] # see the engine's zygote
 import atexit
 import builtins
 import gc
@@ -35,11 +36,7 @@ def rehearse(workspace: str, directory: str) -> None:
     body = marshal.dumps({"argv": argv, "script": source, "inline": True, "env": {}, "files": {}, "cpu_s": 0})
     stdout, before = sys.stdout, sys.argv
     for _ in range(2):  # what the first one leaves is what the second one, and then the program, finds
-        read_end, write_end = os.pipe()
-        os.write(write_end, HEADER.pack(len(body)) + body)
-        order = _receive(read_end)
-        os.close(read_end)
-        os.close(write_end)
+        order = _passed_on(body)
         _settle(order, workspace)
         path = _keep(order, directory)
         assert path is not None
@@ -53,6 +50,26 @@ def rehearse(workspace: str, directory: str) -> None:
         _flush(sys.stderr)
         os.unlink(path)
     resource.setrlimit(resource.RLIMIT_CPU, resource.getrlimit(resource.RLIMIT_CPU))
+
+
+def rehearse_command(workspace: str) -> None:
+    """The same for a command in a session, whose files it does not touch."""
+    body = marshal.dumps({"argv": [""], "script": None, "env": {}, "files": {}, "cpu_s": 0})
+    for _ in range(2):
+        _settle(_passed_on(body), workspace)
+        try:
+            _become(["nothing"])
+        except OSError:
+            pass
+
+
+def _passed_on(body: bytes) -> dict[str, Any]:
+    read_end, write_end = os.pipe()
+    os.write(write_end, HEADER.pack(len(body)) + body)
+    order = _receive(read_end)
+    os.close(read_end)
+    os.close(write_end)
+    return order
 
 
 def run(supervisor: int | None, workspace: str, directory: str, flush_c: Callable[[], None]) -> NoReturn:
@@ -159,18 +176,31 @@ def _show(error: BaseException) -> None:
 
 def _run_command(argv: list[str]) -> int:
     """Become another program. Comes back only if there is none."""
-    import signal  # only for this
-
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(argv[0], argv, os.environ)
-    except FileNotFoundError:
+        _become(argv)
+    except (FileNotFoundError, NotADirectoryError):
         os.write(2, f"{argv[0]}: not found in the sandbox; use another, or install it where this runs\n".encode())
         return 127
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
         return 126
+
+
+def _become(argv: list[str]) -> NoReturn:
+    """`os.execvp`, which would import the module of warnings first."""
+    if "/" in argv[0]:
+        os.execve(argv[0], argv, os.environ)
+    refused: OSError = FileNotFoundError()
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        try:
+            os.execve(os.path.join(directory, argv[0]), argv, os.environ)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            refused = error
+    raise refused
 
 
 def _end(code: int, supervisor: int | None, flush_c: Callable[[], None]) -> NoReturn:
