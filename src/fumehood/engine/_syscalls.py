@@ -51,7 +51,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_GET_TID_ADDRESS = 40
 PR_CAP_AMBIENT = 47
-_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
+_CAPABILITY_VERSION = struct.pack("Ii", 0x20080522, 0)  # and the calling thread
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_MODE_FILTER = 2, 1
 _SECCOMP_NEW_LISTENER = 8
 _SECCOMP_RECEIVE, _SECCOMP_SEND = 0xC0502100, 0xC0182101
@@ -68,6 +69,7 @@ _SECUREBITS_LOCKED = (
 # name: (x86_64, aarch64)
 _NUMBERS = {
     "clone": (56, 220),
+    "capget": (125, 90),
     "capset": (126, 91),
     "epoll_create": (213, -1),
     "epoll_create1": (291, 20),
@@ -256,7 +258,30 @@ def drop_capabilities() -> None:
 def clear_capabilities() -> None:
     """Empty effective, permitted, inheritable and ambient: what a process may always do to itself."""
     prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    _syscall("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0))
+    _syscall("capset", _CAPABILITY_VERSION, struct.pack("6I", 0, 0, 0, 0, 0, 0))
+
+
+def keep_capabilities_over_exec() -> None:
+    """Those of a user who is not root end with the program that has them, unless they are ambient."""
+    _, low, _, _, high, _ = sets = _capabilities()
+    _syscall("capset", _CAPABILITY_VERSION, struct.pack("6I", sets[0], low, low, sets[3], high, high))
+    for number in range(64):
+        if (low | high << 32) >> number & 1:
+            prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
+
+
+def keep_capabilities_to_itself() -> None:
+    """After that exec: no other one shall inherit them."""
+    prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    sets = _capabilities()
+    _syscall("capset", _CAPABILITY_VERSION, struct.pack("6I", *sets[:2], 0, *sets[3:5], 0))
+
+
+def _capabilities() -> tuple[int, ...]:
+    """Effective, permitted and inheritable: the lower halves, then the upper ones."""
+    sets = ctypes.create_string_buffer(24)
+    _syscall("capget", _CAPABILITY_VERSION, sets)
+    return struct.unpack("6I", sets.raw)
 
 
 def loopback_up() -> None:

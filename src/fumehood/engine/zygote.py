@@ -53,6 +53,7 @@ def main() -> NoReturn:
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _CONTROL)
     blueprint: dict[str, Any] = marshal.loads(control.recv(_MAX_ORDER, socket.MSG_PEEK))
     if inside:
+        sys_calls.keep_capabilities_to_itself()
         Jail().apply((("undumpable",),))  # an exec undoes it
     else:
         _build_root(control, blueprint)
@@ -86,6 +87,7 @@ def _build_root(control: socket.socket, blueprint: dict[str, Any]) -> None:
     if blueprint["again"]:  # from a file that the program could change on the host: start anew from the read-only view
         for fd in (_CONTROL, _HOST):
             os.set_inheritable(fd, True)
+        sys_calls.keep_capabilities_over_exec()
         os.execve(sys.executable, [*blueprint["again"], _INSIDE], {})
 
 
