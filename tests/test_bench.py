@@ -162,10 +162,14 @@ def test_the_command_prints_a_table_and_writes_the_samples_the_summaries_and_the
     assert len(outcome["samples_s"][candidates.WARM]) == 3
     assert all(row["p50_ms"] > 0 for row in outcome["series"])
     assert outcome["machine"]["cores"] >= 1
-    assert outcome["bars"]
+    paused = {row["name"] for row in outcome["after_a_pause"]}
+    assert {candidates.BARE, candidates.WARM, candidates.COMMAND, candidates.NEW_SESSION} <= paused
+    assert len(outcome["samples_s"][f"{candidates.WARM}, after a pause"]) == 3
+    promised = {bar["name"] for bar in outcome["bars"]}
+    assert {f"{name}, after a pause" for name in promised} & promised
     assert all(bar["holds"] == (bar["value"] <= bar["limit"]) for bar in outcome["bars"])
     assert status == (0 if all(bar["holds"] for bar in outcome["bars"]) else 1)
-    assert candidates.COLD in printed.out
+    assert printed.out.count(candidates.COLD) == 2
     assert "promised" in printed.out
     assert "one after the other" in printed.err
     ElementTree.fromstring((tmp_path / "b.svg").read_text("utf-8"))

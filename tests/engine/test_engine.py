@@ -322,6 +322,16 @@ def test_what_a_process_was_given_once_it_never_gets_weaker(host: Host) -> None:
     assert host.run(NO_NAMESPACES, less)["isolation"]["level"] == "confined"
 
 
+def test_a_level_that_was_asked_for_by_name_counts_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_given", set())
+    monkeypatch.setattr(engine, "_engines", {})
+    with fumehood.get_sandbox(isolation="process", store_code="never", warm_cells=0) as sandbox:
+        sandbox.check()
+    assert engine._given == {"process"}
+    for root in [root for made in engine._engines.values() for root in made._roots.values()]:
+        root.close()
+
+
 def test_programs_run_when_the_user_has_no_epoll_watches_left(sealed_host: Host) -> None:
     """Which a program can take from it. What cannot be had is said by its name."""
     main = """

@@ -1,4 +1,4 @@
-"""An interpreter that its user could change (pyenv, uv, conda in a home): sandboxes are made from a read-only view of it.
+"""An interpreter that its user could change (pyenv, uv, conda in a home): sandboxes come from a read-only view of it.
 
 The zygote starts again from that view, and must not lose on the way what it needs to make sandboxes.
 """

@@ -16,6 +16,8 @@ from .samples import Candidate, Series, interleave
 
 FIRST_ROUNDS = 9
 AT_ONCE = 8
+PAUSE_S = 0.03  # agents pause, and cores sleep
+AFTER_A_PAUSE = ", after a pause"
 GROWTH = (1, 8, 64, 500)
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
@@ -60,9 +62,11 @@ def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, An
             chosen += candidates.alternatives(stack, options.docker_image)
         names = ", ".join(candidate.name for candidate in chosen)
         series = interleave(chosen, options.rounds, _each_tenth(f"one after the other: {names}", progress))
+        report = _each_tenth(f"the same, after a pause of {PAUSE_S * 1000:.0f} ms before each", progress)
+        paused = interleave(chosen, options.rounds, report, PAUSE_S)
     progress(f"first calls in {FIRST_ROUNDS} new processes")
     once = [fresh.first_call(FIRST_ROUNDS), fresh.import_time(FIRST_ROUNDS)]
-    bars = _basic_bars(series, once)
+    bars = [*_basic_bars(series), *_basic_bars(paused, AFTER_A_PAUSE), *_first_bars(series[0].p50, once)]
     outcome: dict[str, Any] = {"machine": machine(), "rounds": options.rounds}
     if options.full:
         data = _data_stack(options, progress)
@@ -77,27 +81,37 @@ def run_bench(options: Options, progress: Callable[[str], None]) -> dict[str, An
         bars += server_bars
         series += series_of_data + series_of_containers + series_of_server
     outcome["series"] = [summary(item, series[0]) for item in (*series, *once)]
+    outcome["after_a_pause"] = [summary(item, paused[0]) for item in paused]
     outcome["bars"] = [{**vars(bar), "holds": bar.holds} for bar in bars]
     outcome["samples_s"] = {item.name: item.seconds for item in (*series, *once)}
+    outcome["samples_s"] |= {f"{item.name}{AFTER_A_PAUSE}": item.seconds for item in paused}
     return outcome
 
 
-def _basic_bars(series: list[Series], once: list[Series]) -> list[Bar]:
+def _basic_bars(series: list[Series], when: str = "") -> list[Bar]:
+    """All measured alike: without a pause, or after one."""
     named = {item.name: item for item in series}
     base = named[candidates.BARE].p50
-    warm = named[candidates.WARM]
+    warm, session = named[candidates.WARM], named[candidates.SESSION]
     bars = [
-        Bar("warm cell, p50 of bare p50", warm.p50 / base, 1 / 12, "×"),
-        Bar("warm cell, p99 of bare p50", warm.percentile(99) / base, 1 / 4, "×"),
-        Bar("no warm cell, p50 of bare p50", named[candidates.COLD].p50 / base, 0.6, "×"),
-        Bar("first call of a process, of bare p50", once[0].p50 / base, 5, "×"),
-        Bar("from fumehood import get_sandbox", once[1].p50 * 1000, 60, "ms"),
+        Bar(f"warm cell, p50 of bare p50{when}", warm.p50 / base, 1 / 12, "×"),
+        Bar(f"warm cell, p99 of bare p50{when}", warm.percentile(99) / base, 1 / 4, "×"),
+        Bar(f"no warm cell, p50 of bare p50{when}", named[candidates.COLD].p50 / base, 0.6, "×"),
+        Bar(f"run in a session, p99 of bare p50{when}", session.percentile(99) / base, 1 / 2, "×"),
+        Bar(f"command in a session, p50 of bare p50{when}", named[candidates.COMMAND].p50 / base, 0.5, "×"),
+        Bar(f"new session and a run, p50 of bare p50{when}", named[candidates.NEW_SESSION].p50 / base, 0.7, "×"),
     ]
     kernel = named.get(candidates.KERNEL)
     if kernel is not None:
-        ratio = named[candidates.SESSION].p50 / kernel.p50
-        bars.append(Bar("run in a session, p50 of ipykernel's", ratio, 1 / 2, "×"))
+        bars.append(Bar(f"run in a session, p50 of ipykernel's{when}", session.p50 / kernel.p50, 1 / 4, "×"))
     return bars
+
+
+def _first_bars(bare_s: float, once: list[Series]) -> list[Bar]:
+    return [
+        Bar("first call of a process, of bare p50", once[0].p50 / bare_s, 5, "×"),
+        Bar("from fumehood import get_sandbox", once[1].p50 * 1000, 60, "ms"),
+    ]
 
 
 def _data_stack(options: Options, progress: Callable[[str], None]) -> list[Series] | None:

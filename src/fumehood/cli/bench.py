@@ -63,20 +63,28 @@ def _table(outcome: dict[str, Any]) -> list[str]:
         "fumehood {fumehood}, Python {python}, Linux {kernel} {machine}, {cores} cores, uid {uid}, "
         "load {load_1min:.1f}".format(**machine),
         "",
-        f"{'':36} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'per s':>7} {'of bare':>8}",
+        *_rows("", outcome["series"]),
     ]
-    lines += [
-        "{name:36} {p50_ms:8.2f} {p95_ms:8.2f} {p99_ms:8.2f} {per_second:7.0f} {of_bare:7.2f}×".format(**row)
-        for row in outcome["series"]
-    ]
+    if "after_a_pause" in outcome:
+        lines += ["", *_rows("after a pause of 30 ms", outcome["after_a_pause"])]
     lines += _more(outcome)
-    lines += ["", f"{'bar':44} {'measured':>12} {'promised':>20}"]
+    lines += ["", f"{'bar':56} {'measured':>12} {'promised':>20}"]
     for bar in outcome["bars"]:
         verdict = "holds" if bar["holds"] else "MISSED"
         bound = "at least" if bar["at_least"] else "at most"
         unit = bar["unit"]
-        lines.append(f"{bar['name']:44} {bar['value']:8.3f} {unit:3} {bound:>9} {bar['limit']:6.3f} {unit:3} {verdict}")
+        lines.append(f"{bar['name']:56} {bar['value']:8.3f} {unit:3} {bound:>9} {bar['limit']:6.3f} {unit:3} {verdict}")
     return lines
+
+
+def _rows(title: str, series: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{title:36} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'per s':>7} {'of bare':>8}",
+        *(
+            "{name:36} {p50_ms:8.2f} {p95_ms:8.2f} {p99_ms:8.2f} {per_second:7.0f} {of_bare:7.3f}×".format(**row)
+            for row in series
+        ),
+    ]
 
 
 def _more(outcome: dict[str, Any]) -> list[str]:

@@ -213,8 +213,7 @@ class Engine:
                 break
             found = self._try(level, first, command, limits, network)
             if not isinstance(found, Failure):
-                if self._isolation == "auto":
-                    _given.add(level)
+                _given.add(level)
                 return found
             if found.errno == errno.EAGAIN:  # too many processes just now: no reason for a weaker level
                 raise not_made(found)
@@ -397,7 +396,7 @@ def _fed(root: Root, cell: Cell, command: Command, pool: Pool | None = None) -> 
     return cell
 
 
-_given: set[Level] = set()  # to whoever left the choice to us: never again a weaker one
+_given: set[Level] = set()  # who leaves the choice to us gets none that is weaker
 _engines: dict[tuple[str, str | None, tuple[str, ...]], Engine] = {}
 _engines_lock = threading.Lock()
 
