@@ -36,14 +36,14 @@ def lookup(name: str) -> Language | None:
     return _BY_NAME.get(name.strip().lower())
 
 
-def resolve(name: str, allowed: tuple[str, ...]) -> Language:
+def resolve(name: str, allowed: Sequence[str]) -> Language:
     """The language to run, if it is known and on the allow-list."""
     if not isinstance(name, str):
         raise BadArgument(f"language must be a name such as 'python', not {type(name).__name__}")
-    return _resolve(name, allowed)
+    resolved = _known if type(name) is str else _resolve
+    return resolved(name, tuple(allowed))
 
 
-@functools.lru_cache(maxsize=16)
 def _resolve(name: str, allowed: tuple[str, ...]) -> Language:
     language = lookup(name)
     if language is None:
@@ -59,6 +59,9 @@ def _resolve(name: str, allowed: tuple[str, ...]) -> Language:
             f"To allow it, set SANDBOX_SUPPORTED_LANGUAGES={wanted}."
         )
     return language
+
+
+_known = functools.lru_cache(maxsize=16)(_resolve)
 
 
 def _listed(allowed: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from process_view import descendants, roots, wait_for_housekeeper
+from process_view import descendants, wait_for_housekeeper
 
 from fumehood import open_session
 from fumehood.engine import housekeeper, ready_volumes
@@ -33,7 +33,7 @@ def _sealed_and_nothing_ready() -> Iterator[None]:
 
 
 def ready() -> list[Volume]:
-    return [volume for root in roots() for volume in list(root.ready_volumes.values())]
+    return [volume for kept in list(ready_volumes._ready.values()) for volume in list(kept.values())]
 
 
 def with_spare(kind: type[Cell]) -> list[Volume]:

@@ -140,7 +140,7 @@ class Engine:
     def take_volume(self, limits: Limits, *, network: bool) -> Volume | None:
         """One that waits, if there is one: nothing is made, so that an event loop can afford it."""
         root = self._known(network)
-        if root is None or not root.ready_volumes:
+        if root is None:
             return None
         from .ready_volumes import take
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from ..errors import FumehoodError
 from ..types import Limits
@@ -12,13 +13,13 @@ from .root import Root
 from .volume import Volume, Wanted, open_volume
 from .zygotes import SetupFailed, ZygoteGone
 
-_MOST = 2  # of different kinds
-_roots: list[Root] = []
+_MOST = 2  # of different kinds, for each root
+_ready: dict[Root, dict[Limits, Volume]] = {}
 
 
 def take(root: Root, limits: Limits) -> Volume | None:
-    """One that nobody has used, if there is one. The next is made."""
-    volume = root.ready_volumes.pop(limits, None)
+    """One that nobody has used, if there is one."""
+    volume = _ready.get(root, {}).pop(limits, None)
     if volume is not None and not volume.has_spare(Interpreter):
         housekeeper.later(volume.close)
         volume = None
@@ -30,7 +31,7 @@ def make_later(root: Root, limits: Limits) -> None:
 
 
 def _make(root: Root, limits: Limits) -> None:
-    if not housekeeper.wait_a_moment() or limits in root.ready_volumes:
+    if not housekeeper.wait_a_moment() or limits in _ready.get(root, {}):
         return
     try:
         volume = open_volume(root, Wanted(limits), keeps_spares=True)
@@ -39,23 +40,31 @@ def _make(root: Root, limits: Limits) -> None:
     if not volume.keeps_spares or not volume.prepare(Interpreter):
         volume.close()
         return
-    while len(root.ready_volumes) >= _MOST:
-        root.ready_volumes.pop(next(iter(root.ready_volumes))).close()
-    root.ready_volumes[limits] = volume
-    if root not in _roots:
-        _roots.append(root)
+    if root not in _ready:
+        root.when_closed(functools.partial(_drop, root))
+    kept = _ready.setdefault(root, {})
+    for oldest in list(kept)[: max(0, len(kept) + 1 - _MOST)]:
+        if (left := kept.pop(oldest, None)) is not None:
+            left.close()
+    kept[limits] = volume
     if root.is_closed:
         _drop(root)
 
 
 def _drop(root: Root) -> None:
-    while root.ready_volumes:
-        root.ready_volumes.popitem()[1].close()
+    kept = _ready.pop(root, {})
+    while kept:
+        kept.popitem()[1].close()
 
 
 def _drop_all() -> None:
-    while _roots:
-        _drop(_roots.pop())
+    for root in list(_ready):
+        _drop(root)
+
+
+def _after_fork() -> None:
+    _ready.clear()
 
 
 housekeeper.when_quiet(_drop_all)
+os.register_at_fork(after_in_child=_after_fork)

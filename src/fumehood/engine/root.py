@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import marshal
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed
@@ -20,9 +20,6 @@ from .launch import PACKAGE_HOME, boot, host_executable
 from .layout import discover
 from .pool import Pool
 from .zygotes import SetupFailed, Zygote
-
-if TYPE_CHECKING:
-    from .volume import Volume
 
 _SCOPES_SIGNALS = 6  # the Landlock ABI from which on it does
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
@@ -39,7 +36,7 @@ class Root:
     ):
         self.level = level
         self.is_closed = False
-        self.ready_volumes: dict[Limits, Volume] = {}
+        self._when_closed: list[Callable[[], None]] = []
         self.preload = preload if level == "sealed" else ()
         self._without = without
         self.zygote = Zygote(host_executable())
@@ -189,10 +186,13 @@ class Root:
         if pool is not None:
             pool.close()
 
+    def when_closed(self, call: Callable[[], None]) -> None:
+        self._when_closed.append(call)
+
     def close(self) -> None:
         self.is_closed = True
-        while self.ready_volumes:
-            self.ready_volumes.popitem()[1].close()
+        while self._when_closed:
+            self._when_closed.pop()()
         for pool in list(self._pools.values()):
             pool.close()
         self.zygote.close()

@@ -42,3 +42,10 @@ def _tasks(pid: int) -> list[str]:
 
 def pid_of(pidfd: int) -> int:
     return number(read(f"/proc/self/fdinfo/{pidfd}"), b"Pid:")
+
+
+def first_child(pidfd: int) -> int:
+    """Of a supervisor: the program. Who was adopted comes after it. 0 if there is none any more."""
+    pid = pid_of(pidfd)
+    children = read(f"/proc/{pid}/task/{pid}/children").split()
+    return int(children[0]) if children else 0

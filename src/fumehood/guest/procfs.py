@@ -45,6 +45,11 @@ class Reading:
         except OSError:
             pass  # it is opened for each
 
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
     def read(self) -> bytes:
         if self._fd < 0:
             return read(self._path)
