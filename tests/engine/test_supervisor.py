@@ -126,6 +126,48 @@ def test_who_wakes_it_without_end_does_not_put_off_the_end(child: int, monkeypat
     theirs.close()
 
 
+REHEARSES = """
+import os, signal, socket, sys
+sys.path[:0] = [{source!r}]
+from fumehood.engine import frames, supervisor
+from fumehood.engine.flags import WAKE
+signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.WATCHED)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+child = os.fork()
+if child == 0:
+    os._exit(3)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+made = supervisor.Supervisor(theirs.fileno(), child, {order!r}, keeps_signals=False)
+{then}
+"""
+
+
+def rehearsing(then: str) -> str:
+    """In a process of its own, whose signals are all its own."""
+    source = str(Path(supervisor.__file__).parents[2])
+    code = REHEARSES.format(source=source, order={**ORDER, "waits": True}, then=then)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=HANG_S)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def test_a_program_that_ends_during_the_rehearsal_is_not_forgotten() -> None:
+    """The host may give it to a cell whose supervisor is late."""
+    assert rehearsing("made.rehearse(); made.run(); print(frames.parse_exit(ours.recv(99)).status)") == f"{3 << 8}\n"
+
+
+def test_an_order_that_comes_during_the_rehearsal_is_obeyed() -> None:
+    then = """
+ours.send(frames.TELL_USAGE)
+os.kill(os.getpid(), WAKE)
+made.rehearse()
+signal.sigtimedwait({signal.SIGCHLD}, 0)  # so that nothing else would wake it up
+supervisor._wait = lambda _: sys.exit(ours.recv(99)[:1] != frames.USAGE)
+made.run()
+"""
+    assert rehearsing(then) == ""
+
+
 def test_it_looks_at_a_crowd_for_half_of_the_time_at_most(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or it would be the last to hear of anything."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -937,6 +937,8 @@ def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) 
             if work is floods_descriptors_in_flight:  # which does hold up whoever has no more than a program
                 refused = f"{errno.ETOOMANYREFS}\n"
                 assert wait_until(lambda: run(another, passes_a_descriptor).stdout == refused)
+        with get_sandbox(isolation="confined", store_code="never") as confined:  # with the limits of a program
+            assert starts_a_process(confined)
         read, write = os.pipe()  # and the host's own user is served as before
         ours, peers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         socket.send_fds(ours, [b"x"], [0])

@@ -92,6 +92,7 @@ _NUMBERS = {
     "fsconfig": (431, 431),
     "fsmount": (432, 432),
     "openat2": (437, 437),
+    "pidfd_getfd": (438, 438),
     "mount_setattr": (442, 442),
     "landlock_create_ruleset": (444, 444),
     "landlock_add_rule": (445, 445),
@@ -282,6 +283,15 @@ def _capabilities() -> tuple[int, ...]:
     sets = ctypes.create_string_buffer(24)
     _syscall("capget", _CAPABILITY_VERSION, sets)
     return struct.unpack("6I", sets.raw)
+
+
+def fetch_descriptor(pid: int, number: int) -> int:
+    """A copy of one that a child has."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        return _syscall("pidfd_getfd", pidfd, number, 0)
+    finally:
+        os.close(pidfd)
 
 
 def loopback_up() -> None:

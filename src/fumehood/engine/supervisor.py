@@ -84,7 +84,7 @@ class Supervisor:
         self._child_status.open()
         for _ in range(2):
             os.kill(os.getpid(), WAKE)
-            _wait(0)
+            signal.sigtimedwait({WAKE}, 0)  # no other: the program may have come and gone already
             self._has_others()
             frames.exited(0, *self._usage(None), self._flags)
 
@@ -94,6 +94,7 @@ class Supervisor:
         A signal only wakes it up, for anybody in the sandbox can send one: what the host wants is said over `control`.
         """
         os.set_blocking(self._control, False)
+        self._obey()  # the rehearsal may have taken the signal for an order
         wait = _wait if self._listener < 0 else self._waiting_for_questions()
         begun = not self._waits  # a cell that waits for its program is not worth many looks
         idle_s: float | None = None

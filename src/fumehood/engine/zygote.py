@@ -41,6 +41,7 @@ _MAX_FDS = 8  # a program's three streams, its cell's socket to the host, the do
 _MANY_CELLS = 256
 _QUIET_LOOKS = 2  # see supervisor
 _ORPHANS_S = 5.0
+_FETCHED, _NOT_FETCHED = b"y", b"n"
 _NO_BIRTH_INTO_GROUP = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.E2BIG)
 
 
@@ -451,7 +452,7 @@ def _be_cell(order: dict[str, Any], fds: list[int], overlays: Overlays | None) -
             os.close(jail.listener)  # or it would answer itself
         _be_program(order, asking)
     if asking is not None:
-        jail.listener = _receive_listener(*asking)
+        jail.listener = _receive_listener(child, *asking)
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -476,20 +477,38 @@ def _enter_groups(order: dict[str, Any], doors: list[int]) -> None:
         raise StepFailed("enter_group", error) from error
 
 
-def _receive_listener(ours: socket.socket, theirs: socket.socket) -> int:
-    """What the program's filter asks by, which it has put in place itself; -1 if it did not come to that."""
+def _receive_listener(child: int, ours: socket.socket, theirs: socket.socket) -> int:
+    """What the program's filter asks by, which it has put in place itself; -1 if it did not come to that.
+
+    Fetched rather than sent: the program's limits are on, and the kernel then refuses to send descriptors while other
+    processes of this user have many on their way.
+    """
     theirs.close()
-    fds = _receive(ours)[1]
+    number = ours.recv(4)
+    listener = -1
+    if number:
+        try:
+            listener = sys_calls.fetch_descriptor(child, int.from_bytes(number, "little"))
+            ours.send(_FETCHED)
+        except OSError:  # it may not look into its child here
+            ours.send(_NOT_FETCHED)
+            fds = _receive(ours)[1]
+            listener = fds[0] if fds else -1
     ours.close()
-    return fds[0] if fds else -1
+    return listener
 
 
 def _hand_over(listener: int, ours: socket.socket, theirs: socket.socket) -> None:
     """And keep nothing by which it could be answered here."""
-    send_with(theirs, b".", listener)
+    ours.close()
+    try:
+        theirs.send(listener.to_bytes(4, "little"))
+        if theirs.recv(1) == _NOT_FETCHED:
+            send_with(theirs, b".", listener)
+    except OSError as error:
+        raise StepFailed("pass", error) from error
     os.close(listener)
     theirs.close()
-    ours.close()
 
 
 def _be_program(order: dict[str, Any], asking: tuple[socket.socket, socket.socket] | None) -> NoReturn:
