@@ -6,13 +6,15 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from ..threads import begin
 
 _QUIET_S = 60.0
 _LEAVING_S = 5.0
-_PATIENCE_S = 0.02
+_MOMENT_S = 0.005
+_PATIENCE_S = 0.2
 
 _tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 _thread: threading.Thread | None = None
@@ -41,9 +43,16 @@ def is_at_work() -> bool:
     return _thread is not None
 
 
-def wait_a_moment() -> bool:
-    """Before something is made ahead, so as not to slow the call that goes on. False: nobody will want it any more."""
-    return not _stops.wait(_PATIENCE_S)
+def wait_a_moment(is_busy: Callable[[], bool]) -> bool:
+    """Before something is made ahead, so as not to slow the calls that go on, unless they go on for long.
+
+    False: nobody will want it any more.
+    """
+    until = time.monotonic() + _PATIENCE_S
+    while not _stops.wait(_MOMENT_S):
+        if not is_busy() or time.monotonic() >= until:
+            return True
+    return False
 
 
 def when_quiet(call: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from ..types import Limits
 from . import housekeeper
 from .interpreter import Interpreter
 from .root import Root
-from .volume import Volume, Wanted, open_volume
+from .volume import Volume, Wanted, is_busy, open_volume
 from .zygotes import SetupFailed, ZygoteGone
 
 _MOST = 2  # of different kinds, for each root
@@ -31,7 +31,7 @@ def make_later(root: Root, limits: Limits) -> None:
 
 
 def _make(root: Root, limits: Limits) -> None:
-    if not housekeeper.wait_a_moment() or limits in _ready.get(root, {}):
+    if not housekeeper.wait_a_moment(is_busy) or limits in _ready.get(root, {}):
         return
     try:
         volume = open_volume(root, Wanted(limits), keeps_spares=True)

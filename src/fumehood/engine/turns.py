@@ -29,6 +29,10 @@ class Turns:
         self._running = 0
         self._ended = 0
 
+    @property
+    def are_taken(self) -> bool:
+        return self._starting + self._running > 0
+
     def begin(self) -> None:
         """Once there is room. `started` or `give_up` follows."""
         with self._lock:

@@ -23,6 +23,7 @@ from .files import Files
 from .interpreter import Interpreter
 from .order import program
 from .root import Root
+from .turns import turns
 from .zygotes import SetupFailed, ZygoteGone
 
 _INSIDE = {"/workspace": "workspace", "/mnt/data": "workspace", "/tmp": "tmp"}
@@ -337,7 +338,7 @@ class Volume:
 
     def _prepare_for_a_command(self) -> None:
         if (
-            housekeeper.wait_a_moment()
+            housekeeper.wait_a_moment(is_busy)
             and not self._closed
             and sum(Cell in volume._spares for volume in list(_alive)) < _MOST_SPARES
         ):
@@ -360,6 +361,11 @@ class Volume:
     def _forget(self, cell: Cell) -> None:
         cell.close()
         self._cells.discard(cell)
+
+
+def is_busy() -> bool:
+    """Whether a call of this process goes on."""
+    return turns.are_taken or any(not cell.is_idle for volume in list(_alive) for cell in list(volume._cells))
 
 
 def _drop_spares() -> None:
