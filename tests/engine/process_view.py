@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,9 +89,12 @@ def groups() -> list[Group]:
 
 
 def wait_for_housekeeper() -> None:
-    """Until it has cleared away what sessions have left so far."""
-    done = threading.Event()
+    """Until it has done what was left and suggested to it so far."""
+    until = time.monotonic() + _HANG_S
     housekeeper.start()
+    while housekeeper._suggestions and time.monotonic() < until:
+        time.sleep(0.005)
+    done = threading.Event()
     housekeeper.later(done.set)
     assert done.wait(_HANG_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,3 +160,29 @@ def test_nothing_of_a_closed_session_runs_on() -> None:
     wait_for_housekeeper()
     ready_volumes._drop_all()
     assert wait_until(lambda: not set(descendants()) - before)
+
+
+def test_suggestions_wait_for_calls_and_hold_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    housekeeper.start()
+    wait_for_housekeeper()
+    monkeypatch.setattr(housekeeper, "_PATIENCE_S", HANG_S)
+    busy, did = [True], list[int]()
+    monkeypatch.setattr(housekeeper, "_is_busy", [lambda: bool(busy)])
+    for number in range(100):
+        housekeeper.suggest(lambda number=number: did.append(number))  # type: ignore[misc]
+    cleared = threading.Event()
+    housekeeper.later(cleared.set)
+    assert cleared.wait(HANG_S)
+    assert did == []
+    busy.clear()
+    wait_for_housekeeper()
+    assert 0 < len(did) <= housekeeper._MOST_SUGGESTIONS  # of the others nobody has heard
+
+
+def test_a_suggestion_is_not_put_off_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    housekeeper.start()
+    wait_for_housekeeper()
+    monkeypatch.setattr(housekeeper, "_is_busy", [lambda: True])
+    done = threading.Event()
+    housekeeper.suggest(done.set)
+    assert done.wait(HANG_S)

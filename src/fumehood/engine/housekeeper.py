@@ -1,4 +1,8 @@
-"""A thread for what no call waits for: it closes what sessions leave, and makes ahead what they will want."""
+"""A thread for what no call waits for: it closes what sessions leave, and makes ahead what they will want.
+
+What is left to it is done at once. What is suggested waits until no call goes on, or for a while; of many suggestions
+few are heard.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,25 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from ..threads import begin
 
-_QUIET_S = 60.0
-_LEAVING_S = 5.0
+Task = Callable[[], None]
+
 _MOMENT_S = 0.005
 _PATIENCE_S = 0.2
+_QUIET_S = 60.0
+_LEAVING_S = 5.0
+_MOST_SUGGESTIONS = 8
 
-_tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+_tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+_suggestions: deque[tuple[float, Task]] = deque()  # and until when each may wait
 _thread: threading.Thread | None = None
-_stops = threading.Event()
-_when_quiet: list[Callable[[], None]] = []
+_stops = False
+_when_quiet: list[Task] = []
+_is_busy: list[Callable[[], bool]] = []
 
 
 def start() -> None:
@@ -34,56 +44,72 @@ def start() -> None:
                 _do(_tasks.get())
 
 
-def later(task: Callable[[], None]) -> None:
+def later(task: Task) -> None:
     """Also for the garbage collector, which may come while this thread holds a lock that the task needs."""
     _tasks.put(task)
+
+
+def suggest(task: Task) -> None:
+    """To make something ahead."""
+    if _thread is not None and not _stops and len(_suggestions) < _MOST_SUGGESTIONS:
+        _suggestions.append((time.monotonic() + _PATIENCE_S, task))
+        _tasks.put(_nothing)  # it may sleep for long
 
 
 def is_at_work() -> bool:
     return _thread is not None
 
 
-def wait_a_moment(is_busy: Callable[[], bool]) -> bool:
-    """Before something is made ahead, so as not to slow the calls that go on, unless they go on for long.
-
-    False: nobody will want it any more.
-    """
-    until = time.monotonic() + _PATIENCE_S
-    while not _stops.wait(_MOMENT_S):
-        if not is_busy() or time.monotonic() >= until:
-            return True
-    return False
-
-
-def when_quiet(call: Callable[[], None]) -> None:
+def when_quiet(call: Task) -> None:
     """If nothing was left to it for a minute."""
     _when_quiet.append(call)
+
+
+def ask_if_busy(is_busy: Callable[[], bool]) -> None:
+    """Whether a call goes on, which shall not be slowed."""
+    _is_busy.append(is_busy)
 
 
 def _work() -> None:
     while True:
         try:
-            task = _tasks.get(timeout=_QUIET_S)
+            task = _tasks.get(timeout=_MOMENT_S if _suggestions else _QUIET_S)
         except queue.Empty:
-            for call in _when_quiet:
-                _do(call)
+            if _suggestions:
+                _consider()
+            else:
+                for call in _when_quiet:
+                    _do(call)
             continue
         if task is None:
             return
         _do(task)
 
 
-def _do(task: Callable[[], None] | None) -> None:
+def _consider() -> None:
+    until, task = _suggestions[0]
+    if time.monotonic() >= until or not any(is_busy() for is_busy in _is_busy):
+        _suggestions.popleft()
+        _do(task)
+
+
+def _do(task: Task | None) -> None:
     try:
         if task is not None:
             task()
     except Exception:
-        logging.getLogger("fumehood.engine").exception("what a session has left could not be cleared away")
+        logging.getLogger("fumehood.engine").exception("the engine could not clear away what a session has left")
+
+
+def _nothing() -> None:
+    pass
 
 
 def stop() -> None:
     """When what was left to it is done: a directory half removed would stay."""
-    _stops.set()
+    global _stops
+    _stops = True
+    _suggestions.clear()
     if _thread is not None:
         _tasks.put(None)
         _thread.join(_LEAVING_S)
@@ -91,7 +117,8 @@ def stop() -> None:
 
 def _after_fork() -> None:
     global _thread, _tasks, _stops
-    _thread, _tasks, _stops = None, queue.SimpleQueue(), threading.Event()
+    _thread, _tasks, _stops = None, queue.SimpleQueue(), False
+    _suggestions.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,7 @@ from ..types import Limits
 from . import housekeeper
 from .interpreter import Interpreter
 from .root import Root
-from .volume import Volume, Wanted, is_busy, open_volume
+from .volume import Volume, Wanted, open_volume
 from .zygotes import SetupFailed, ZygoteGone
 
 _MOST = 2  # of different kinds, for each root
@@ -27,11 +27,11 @@ def take(root: Root, limits: Limits) -> Volume | None:
 
 
 def make_later(root: Root, limits: Limits) -> None:
-    housekeeper.later(functools.partial(_make, root, limits))
+    housekeeper.suggest(functools.partial(_make, root, limits))
 
 
 def _make(root: Root, limits: Limits) -> None:
-    if not housekeeper.wait_a_moment(is_busy) or limits in _ready.get(root, {}):
+    if limits in _ready.get(root, {}):
         return
     try:
         volume = open_volume(root, Wanted(limits), keeps_spares=True)

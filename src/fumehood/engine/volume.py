@@ -251,7 +251,7 @@ class Volume:
     @property
     def closes_soon(self) -> bool:
         """Whether `close_soon` waits for nobody."""
-        return self.directory is None and not self._births
+        return self.directory is None and not self._births and all(cell.is_idle for cell in list(self._cells))
 
     def close_soon(self) -> None:
         """Kill all that runs; the rest is left to a thread, where the kernel holds all of it together."""
@@ -307,7 +307,7 @@ class Volume:
                 if cell not in self._cells:
                     self._make(cell)
                 if self.keeps_spares and not isinstance(cell, Interpreter):
-                    cell.when_closed(functools.partial(housekeeper.later, self._prepare_for_a_command))
+                    cell.when_closed(functools.partial(housekeeper.suggest, self._prepare_for_a_command))
                 environment = self._root.environment_of(cell)
                 if self.packages is not None:
                     own = command.env.get("PYTHONPATH")
@@ -337,11 +337,7 @@ class Volume:
         return spare
 
     def _prepare_for_a_command(self) -> None:
-        if (
-            housekeeper.wait_a_moment(is_busy)
-            and not self._closed
-            and sum(Cell in volume._spares for volume in list(_alive)) < _MOST_SPARES
-        ):
+        if not self._closed and sum(Cell in volume._spares for volume in list(_alive)) < _MOST_SPARES:
             self.prepare(Cell)
 
     @contextlib.contextmanager
@@ -363,7 +359,7 @@ class Volume:
         self._cells.discard(cell)
 
 
-def is_busy() -> bool:
+def _is_busy() -> bool:
     """Whether a call of this process goes on."""
     return turns.are_taken or any(not cell.is_idle for volume in list(_alive) for cell in list(volume._cells))
 
@@ -386,6 +382,7 @@ def _after_fork() -> None:
     _alive.clear()
 
 
+housekeeper.ask_if_busy(_is_busy)
 housekeeper.when_quiet(_drop_spares)
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork)
