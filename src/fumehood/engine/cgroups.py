@@ -32,7 +32,7 @@ class Group:
         except BaseException:
             self.remove()
             raise
-        self.spares = 0  # processes inside that wait to be used, beyond the limit
+        self._spares = 0  # processes inside that wait to be used, beyond the limit
         self._limits: tuple[int, int] | None = None
         self._held = False
         self._was_cleared = False
@@ -79,7 +79,7 @@ class Group:
         return True
 
     def arm(self, limits: Limits) -> None:
-        wanted = (limits.memory_bytes, limits.processes + 1 + self.spares)  # the supervisor counts as well
+        wanted = (limits.memory_bytes, limits.processes + 1 + self._spares)  # the supervisor counts as well
         if wanted != self._limits:
             if "memory" in self.paths:
                 self._set_memory(wanted[0])
@@ -87,6 +87,18 @@ class Group:
                 write(f"{self.paths['pids']}/pids.max", str(wanted[1]))
             self._limits = wanted
         self.count_from_here()
+
+    def make_room(self, spares: int) -> None:
+        """For so many processes of ours that wait, for as long as they do."""
+        if self._limits is None or "pids" not in self.paths:
+            return
+        memory, processes = self._limits
+        self._limits = memory, processes - self._spares + spares
+        self._spares = spares
+        try:
+            write(f"{self.paths['pids']}/pids.max", str(self._limits[1]))
+        except OSError:
+            pass  # removed with its zygote
 
     def count_from_here(self) -> None:
         self._counts = self._read_counts()
@@ -112,7 +124,7 @@ class Group:
         """Kill all inside, for a cell that no pid namespace holds together; then it is free again."""
         self._kill()
         self._held = False
-        self.spares = 0
+        self._spares = 0
         self._was_cleared = True
 
     def remove(self) -> None:

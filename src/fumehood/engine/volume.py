@@ -31,7 +31,7 @@ _DESCRIPTORS = 12  # that each holds at most
 _BORN_S = 60.0  # only a hang takes so long, on a busy machine too
 _numbers = itertools.count(1)
 _MOST_SPARES = 16  # cells that wait for a command, of all sessions
-_SPARE_PROCESSES = 4  # two cells, each with a supervisor
+_SPARE_PROCESSES = 2  # a cell's supervisor, and who will be the command
 _ROOM_FOR_SPARES = 64 << 20  # bytes: a smaller limit is for the programs alone
 _MOST_LEFT = 8  # volumes that may wait for their end
 _alive: weakref.WeakSet[Volume] = weakref.WeakSet()
@@ -57,8 +57,7 @@ def open_volume(root: Root, wanted: Wanted, *, keeps_spares: bool = False) -> Vo
         if root.level != "sealed":
             return _open(root, wanted, group)
         volume = _sealed(root, wanted, group)
-        if keeps_spares and wanted.limits.memory_bytes >= _ROOM_FOR_SPARES:
-            volume.keep_spares()
+        volume.keeps_spares = keeps_spares and wanted.limits.memory_bytes >= _ROOM_FOR_SPARES
         return volume
     except BaseException:
         if group is not None:
@@ -158,11 +157,6 @@ class Volume:
         self._closed = False
         _alive.add(self)
 
-    def keep_spares(self) -> None:
-        self.keeps_spares = True
-        if self.group is not None:
-            self.group.spares = _SPARE_PROCESSES
-
     def has_spare(self, kind: type[Cell]) -> bool:
         spare = self._spares.get(kind)
         return spare is not None and spare.is_waiting()
@@ -175,14 +169,16 @@ class Volume:
         try:
             cell = kind()
             with self._staying_open():
+                self._make_room(kind, _SPARE_PROCESSES)
                 self._make(cell, waits=True)
             if not cell.wait_ready(_BORN_S):
                 raise SandboxLost("it was closed meanwhile")
         except (FumehoodError, ZygoteGone, SetupFailed, OSError):
             if cell is not None:  # whoever needs one meets the same, and tells its caller
                 self._forget(cell)
+            self._make_room(kind, 0)
             return False
-        if self.group is not None and all(other.is_idle for other in self._cells):
+        if self.group is not None and all(other.is_idle for other in list(self._cells)):
             self.group.take_cpu_s()  # that is nobody's run
         with self._lock:
             if not self._closed:
@@ -191,12 +187,18 @@ class Volume:
         self._forget(cell)
         return False
 
+    def _make_room(self, kind: type[Cell], processes: int) -> None:
+        """An interpreter that waits is the session's own, and in its limit."""
+        if self.group is not None and kind is Cell and not self._closed:
+            self.group.make_room(processes)
+
     def drop_spares(self) -> None:
         with self._lock:
             spares = list(self._spares.values())
             self._spares.clear()
         for cell in spares:
             self._forget(cell)
+        self._make_room(Cell, 0)
 
     def start(self, command: Command) -> Cell:
         """A command beside the interpreter, in a cell of its own."""
@@ -331,6 +333,8 @@ class Volume:
 
     def _take_spare(self, kind: type[Cell]) -> Cell | None:
         spare = self._spares.pop(kind, None)
+        if spare is not None:
+            self._make_room(kind, 0)
         if spare is not None and not spare.is_waiting():
             housekeeper.later(functools.partial(self._forget, spare))
             spare = None
