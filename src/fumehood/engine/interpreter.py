@@ -44,6 +44,7 @@ class Interpreter(Cell):
         self._cpu_look_at = 0.0
         self._ran_out_of_cpu = False
         self._status: Reading | None = None
+        self._was_interrupted = False  # this run
 
     def _make_input(self) -> tuple[int, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -66,7 +67,7 @@ class Interpreter(Cell):
         self._unsent += self._channel.begin(code)
         if self._group is not None:
             self._group.count_from_here()
-        self.is_running = True
+        self.is_running, self._was_interrupted = True, False
         self._look_at = time.monotonic() + _LOOK_S
         self._cpu_s, self._cpu_look_at, self._ran_out_of_cpu = cpu_s, self._look_at + _CPU_LOOK_S, False
         self._send()
@@ -84,6 +85,7 @@ class Interpreter(Cell):
     def interrupt(self) -> None:
         """Ask it to stop and stay; what it has started is killed."""
         if self._channel.done is None:  # else the next run would be struck
+            self._was_interrupted = True  # so its end is what the supervisor says after it has obeyed
             self._order(frames.INTERRUPT)
 
     # --- inside
@@ -161,7 +163,7 @@ class Interpreter(Cell):
             return
         try:
             for shown in self._channel.hear(data):
-                if shown is None and self._group is not None and self._channel.done == 0:
+                if shown is None and self._group is not None and self._channel.done == 0 and not self._was_interrupted:
                     self._end_run(0, "ok", self._group.take_cpu_s(), self._peak_bytes())  # no need to wake anybody
                 elif shown is None:
                     self._order(frames.TELL_USAGE)
