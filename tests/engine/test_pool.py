@@ -604,3 +604,29 @@ def test_threads_that_open_and_close_sandboxes_leave_no_cells() -> None:
         watcher.execute("")
         assert wait_until(lambda: cells_of(watcher) == {}), cells_of(watcher)
         assert wait_until(lambda: set(threading.enumerate()) <= before), threading.enumerate()
+
+
+def test_calls_that_come_and_go_without_end_do_not_keep_a_pool_empty() -> None:
+    """Each end of a program wakes the thread that refills it."""
+    with open_warm(1711) as sandbox:
+        fill(sandbox)
+        pool = pool_of(sandbox)
+        assert pool is not None
+        taken = [pool.take() for _ in range(2)]  # and given back only at the end: a call goes on
+        stopped = threading.Event()
+
+        def come_and_go() -> None:
+            while not stopped.wait(0.001):
+                pool.nudge()
+
+        crowd = threading.Thread(target=come_and_go)
+        crowd.start()
+        try:
+            assert wait_until(lambda: len(pool) > 0)
+        finally:
+            stopped.set()
+            crowd.join(HANG_S)
+            for cell in taken:
+                pool.done(cell)
+                if cell is not None:
+                    cell.close()

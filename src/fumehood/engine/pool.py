@@ -178,7 +178,9 @@ class Pool:
             if is_full:
                 if not self._wait(ends, _QUIET_S):
                     self._calm_down()
-            elif not is_busy or not self._wait(ends, _PATIENCE_S):
+            else:
+                if is_busy:
+                    self._wait(ends, _PATIENCE_S)
                 self._add(ends)
 
     def _wait(self, ends: _Ends, within_s: float) -> bool:
