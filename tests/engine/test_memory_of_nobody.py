@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,14 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fumehood.engine import cgroups, memory
 from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.engine import Engine
-from fumehood.engine.supervisor import Supervisor
 from fumehood.errors import IsolationUnavailable
 from fumehood.types import Command, Exited, Limits
 from harness.attacks import EXHAUSTS
@@ -368,10 +367,12 @@ def test_locks_have_no_bound_of_the_kernel_s_own(tmp_path: Path, kind: str) -> N
 
 @pytest.mark.attack(COUNTED, control="test_locks_have_no_bound_of_the_kernel_s_own", level="sealed")
 @GROUPS
-@pytest.mark.parametrize(("kind", "said"), [(POSIX, [8192, 37]), (OF_FILES, [0, 22])])
-def test_locks_are_bounded(start: Callable[..., Engine], groups: str, kind: str, said: list[int]) -> None:
-    """ENOLCK; EINVAL, as of a kernel that does not know them."""
-    assert json.loads(outcome(start(groups), LOCKS % kind)[0]) == said
+@pytest.mark.parametrize(("kind", "at_least", "refusal"), [(POSIX, 8192, errno.ENOLCK), (OF_FILES, 0, errno.EINVAL)])
+def test_locks_are_bounded(start: Callable[..., Engine], groups: str, kind: str, at_least: int, refusal: int) -> None:
+    """EINVAL: as of a kernel that does not know them. While others unlock, the kernel lists not all of them."""
+    count, refused = json.loads(outcome(start(groups), LOCKS % kind)[0])
+    assert refused == refusal
+    assert at_least <= count <= at_least * 1.2
 
 
 def test_locks_that_are_gone_are_forgotten(start: Callable[..., Engine]) -> None:
@@ -443,21 +444,6 @@ def test_closed_sockets_are_bounded(start: Callable[..., Engine]) -> None:
     """They are kept for a minute, and are nobody's."""
     engine = start("with groups" if os.geteuid() == 0 else "without groups")
     assert int(outcome(engine, CLOSES)[0]) <= 4096
-
-
-def test_questions_without_end_do_not_put_off_a_look() -> None:
-    """As if a program asked again before each answer was given."""
-    always, other = os.pipe()
-    os.close(other)  # there is an end to be read, for ever
-    supervisor = object.__new__(Supervisor)
-    supervisor._listener = always
-    answers = []
-    supervisor._answers = SimpleNamespace(answer=lambda: answers.append(1))  # type: ignore[assignment]
-    try:
-        assert supervisor._waiting_for_questions()(0.01) is None
-    finally:
-        os.close(always)
-    assert answers
 
 
 # ---- epoll, whose watches the kernel counts for the host's user

@@ -401,8 +401,11 @@ def test_landlock_lets_a_program_write_to_its_own_directory_and_to_devices() -> 
     assert "landlock" not in names(opened("confined", landlock=False).program_steps)
 
 
-def test_process_has_no_filter_and_no_file_fence() -> None:
-    assert not {"seccomp", "landlock"} & set(names(opened("process", seccomp=FILTER).program_steps))
+def test_process_has_no_file_fence_and_no_filter_but_one_that_asks() -> None:
+    assert not {"seccomp", "asking_seccomp", "landlock"} & set(names(opened("process").program_steps))
+    asking = names(opened("process", seccomp=FILTER, asks=True).program_steps)
+    assert "landlock" not in asking
+    assert asking[-1] == "asking_seccomp"
     assert "no_new_privileges" in names(opened("process").program_steps)
 
 

@@ -36,6 +36,7 @@ def enforced(level: str, **changes: object) -> Enforced:
         "landlock": 0,
         "own_proc": level == "sealed",
         "counts_sockets": level == "sealed",
+        "counts_processes": False,
         "fences_metadata": level == "confined",
         "became_unprivileged": False,
         "is_root": False,
@@ -48,10 +49,10 @@ def enforced(level: str, **changes: object) -> Enforced:
 
 def every() -> list[tuple[str, Enforced]]:
     found = []
-    for level, network, home, landlock, failed, root in itertools.product(
-        LEVELS, (False, True), HOMES, (0, 1, 6), (False, True), (False, True)
+    for level, network, home, landlock, failed, root, counts in itertools.product(
+        LEVELS, (False, True), HOMES, (0, 1, 6), (False, True), (False, True), (False, True)
     ):
-        if (landlock and level != "confined") or (failed and level == "sealed"):
+        if (landlock and level != "confined") or (failed and level == "sealed") or (counts and level == "sealed"):
             continue
         case = enforced(
             level,
@@ -62,8 +63,9 @@ def every() -> list[tuple[str, Enforced]]:
             fix="ask the administrator" if failed else None,
             is_root=root,
             became_unprivileged=root and level == "sealed",
+            counts_processes=counts,
         )
-        found.append((f"{level}-{network}-{home}-{landlock}-{failed}-{root}", case))
+        found.append((f"{level}-{network}-{home}-{landlock}-{failed}-{root}-{counts}", case))
     return found
 
 
@@ -150,6 +152,9 @@ def test_a_bound_on_processes_is_claimed_only_where_something_counts_them(case: 
         assert axis.mechanism.endswith(f"cgroup v{case.groups.version}, at most 9")
     elif case.level == "sealed":
         assert axis.mechanism.endswith("RLIMIT_NPROC, at most 9")
+    elif case.counts_processes:
+        assert axis.mechanism.endswith("the supervisor is asked for each, at most 9")
+        assert axis.step
     elif case.is_root and not case.became_unprivileged:
         assert axis.mechanism.endswith("no bound on their number")
         assert axis.step

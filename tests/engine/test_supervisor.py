@@ -102,6 +102,72 @@ with fumehood.get_sandbox(isolation={level!r}, store_code='never', warm_cells=0)
     assert elsewhere(code, str(public_path)) == "ran\n 0 ok\n"
 
 
+# ---- processes, where no group counts them
+
+
+CROWD = "import os, time\nfor _ in range(100):\n    if os.fork() == 0: time.sleep(3600)\nprint('crowd')"
+FORKS = """
+import errno, os, threading, time
+made = []
+try:
+    for _ in range(40):
+        made.append(START)
+except (OSError, RuntimeError):
+    pass
+print(len(made))
+"""
+PROCESSES = FORKS.replace("START", "os.posix_spawn('/bin/sleep', ['sleep', '3600'], {})")
+THREADS = FORKS.replace("START", "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()")
+NEIGHBOURS = """
+few, many = settings | {'processes': 30}, settings | {'processes': 200}
+with fumehood.open_session(**few) as small, fumehood.open_session(**many) as large:
+    assert small.run('1 + 1').exit_code == 0
+    assert large.run(crowd).stdout == 'crowd\\n'
+    print(small.run(processes).stdout)
+"""
+
+
+def with_limits(level: str, rest: str, groups: str = NO_GROUPS) -> str:
+    own = f"settings = dict(isolation={level!r}, store_code='never')\ncrowd, processes = {CROWD!r}, {PROCESSES!r}\n"
+    return groups + own + rest
+
+
+def test_the_kernel_counts_the_processes_of_all_who_share_a_user(elsewhere: Elsewhere, public_path: Path) -> None:
+    """The control arm: by the kernel's own limit, a crowd is everybody's."""
+    if os.geteuid() == 0:
+        pytest.skip("the kernel's limit does not hold for root")
+    public_path.chmod(0o1777)
+    asks_nothing = f"{NO_GROUPS}\nfrom fumehood.engine.root import Root\nRoot._asks = ()\n"
+    assert elsewhere(with_limits("process", NEIGHBOURS, asks_nothing), str(public_path)) == "0\n\n"
+
+
+@pytest.mark.attack("processes", control="test_the_kernel_counts_the_processes_of_all_who_share_a_user")
+def test_a_crowd_takes_no_process_from_its_neighbours(elsewhere: Elsewhere, public_path: Path, level: str) -> None:
+    public_path.chmod(0o1777)
+    said = elsewhere(with_limits(level, NEIGHBOURS), str(public_path))
+    assert 25 <= int(said) < 30, said
+
+
+@pytest.mark.parametrize("level", ["confined", "process"], indirect=True)
+@pytest.mark.parametrize("program", [PROCESSES, THREADS], ids=["processes", "threads"])
+def test_the_limit_of_processes_holds_for_each_program(
+    elsewhere: Elsewhere, public_path: Path, level: str, program: str
+) -> None:
+    public_path.chmod(0o1777)
+    rest = f"""
+with fumehood.get_sandbox(processes=30, warm_cells=0, **settings) as sandbox:
+    for _ in range(2):
+        result = sandbox.execute({program!r} + '\\nos._exit(3)')
+        print(result.stdout.strip(), result.exit_code, result.meta['reason'])
+"""
+    said = elsewhere(with_limits(level, rest), str(public_path))
+    for line in said.splitlines():
+        made, code, reason = line.split()
+        assert 25 <= int(made) < 30, said
+        assert (code, reason) == ("3", "processes"), said
+    assert len(said.splitlines()) == 2
+
+
 # ---- a supervisor that is kept busy
 
 
@@ -208,7 +274,7 @@ def test_who_asks_without_end_does_not_put_off_the_next_look(child: int, monkeyp
         if len(asked) > 10_000_000:
             raise EOFError
 
-    monkeypatch.setattr(made, "_answers", types.SimpleNamespace(answer=answer))
+    monkeypatch.setattr(made, "_answer_question", answer)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.WATCHED)
     try:
         assert made._waiting_for_questions()(0.02) is None

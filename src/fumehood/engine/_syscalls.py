@@ -10,6 +10,8 @@ import errno
 import os
 import struct
 
+from .flags import METADATA_CALLS
+
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -99,10 +101,7 @@ _NUMBERS = {
     "landlock_restrict_self": (446, 446),
 }
 
-_ASKED = (
-    *("mmap", "fcntl", "epoll_create", "epoll_create1"),
-    *("chmod", "fchmod", "chown", "fchown", "lchown", "fchownat", "fchmodat", "utimensat"),
-)
+_ASKED = ("mmap", "fcntl", "epoll_create", "epoll_create1", *METADATA_CALLS)  # and others, which need no names
 
 
 def _number(name: str) -> int:

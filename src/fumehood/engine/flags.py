@@ -26,4 +26,6 @@ WAKE = 29  # to a supervisor, from the host: there is an order. Above SIGCHLD, w
 
 LOST = b"lost "  # how a supervisor calls itself whose tree shows less than it has used, before that many ticks
 
+METADATA_CALLS = ("chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "utimensat")  # see metadata
+
 NOTHING = "/run/nothing"  # an empty directory of a sealed root

@@ -10,11 +10,11 @@ import errno
 import os
 import time
 
-from . import _syscalls as sys_calls
-
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ._syscalls import Question
 
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100 & 0xFFFFFFFF, 0x100, 0x1000
 _UTIME_NOW, _UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE
@@ -25,27 +25,18 @@ _OWN = ((b"/proc/self/", b""), (b"/proc/thread-self/", b""), (b"/dev/fd/", b"fd/
 
 
 class Metadata:
-    def __init__(self, listener: int, directory: str):
-        self._listener = listener
+    def __init__(self, directory: str):
         self._beneath = f"{os.path.realpath(directory)}/"
 
-    def answer(self) -> None:
-        """One question. Whoever asked may be gone."""
-        try:
-            question = sys_calls.receive_question(self._listener)
-        except OSError:
-            return
+    def answer(self, question: Question) -> int:
+        """Do it. The errno, if that is refused."""
         try:
             getattr(self, f"_{question.call}")(question.pid, *question.arguments)
-            refusal = 0
+            return 0
         except OSError as error:
-            refusal = error.errno or errno.EPERM
+            return error.errno or errno.EPERM
         except (OverflowError, ValueError):
-            refusal = errno.EINVAL  # an address or a path that cannot be
-        try:
-            sys_calls.answer_question(self._listener, question, refusal)
-        except OSError:
-            pass
+            return errno.EINVAL  # an address or a path that cannot be
 
     # --- the calls, with their own arguments
 

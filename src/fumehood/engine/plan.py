@@ -74,7 +74,7 @@ class Without(NamedTuple):
     proc: bool = False  # masked: then there is no /proc, rather than the host's
     bounds: bool = False  # /proc/sys cannot be written: seccomp alone refuses namespaces
     become: bool = False
-    asking: bool = False  # another filter above ours asks already: then nobody counts a program's sockets
+    asking: bool = False  # another filter above ours asks already: then ours can ask nothing
 
 
 class ZygotePlan(NamedTuple):
@@ -237,9 +237,9 @@ def plan_open_cell(
 ) -> CellPlan:
     """`confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside.
 
-    `asks`: its filter does, see metadata.
-    `others`: how many processes its user has besides, where no control group counts the program's own: the kernel's
-    limit is for all of them.
+    `asks`: its filter does, see the supervisor.
+    `others`: how many processes its user has besides, where neither a control group nor its supervisor counts the
+    program's own: the kernel's limit is for all of them.
     """
     steps: list[Step] = []
     if caller.is_root and drop_root:
@@ -251,7 +251,7 @@ def plan_open_cell(
     steps.append(("die_with_parent", int(signal.SIGKILL)))  # should its supervisor be killed
     if level == "confined" and landlock:
         steps.append(("landlock", readable, (directory, "/dev/shm", "/dev/null", "/dev/zero", "/dev/full")))
-    if level == "confined" and seccomp is not None:
+    if seccomp is not None:
         steps.append(("asking_seccomp" if asks else "seccomp", seccomp))
     cell_steps: tuple[Step, ...] = (("adopt_orphans",), ("die_with_parent", KILL_TREE))
     if keeps_signals:

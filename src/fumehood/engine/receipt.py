@@ -22,6 +22,7 @@ class Enforced(NamedTuple):
     landlock: int  # ABI, 0 for none
     own_proc: bool
     counts_sockets: bool
+    counts_processes: bool  # the supervisor does
     fences_metadata: bool
     became_unprivileged: bool
     is_root: bool
@@ -128,7 +129,9 @@ def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:
         return axis._replace(mechanism=f"{axis.mechanism}; RLIMIT_NPROC, at most {limits.processes}")
     reason = groups.missing["pids"] if isinstance(groups, Home) else groups
     bound = f"RLIMIT_NPROC, at most {limits.processes} more of this user"
-    if enforced.is_root and not enforced.became_unprivileged:
+    if enforced.counts_processes:
+        bound = f"the supervisor is asked for each, at most {limits.processes}"
+    elif enforced.is_root and not enforced.became_unprivileged:
         bound = "no bound on their number"  # the kernel's limit does not hold for root
     axis = axis._replace(mechanism=f"{axis.mechanism}; {bound}")
     return axis._replace(step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)

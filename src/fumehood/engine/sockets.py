@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 
 from ..guest.procfs import number, read
 from . import _syscalls as sys_calls
 from . import tree
+from .bounds import Bound
 
 TYPE_CHECKING = False  # importing typing would double the start of a zygote
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _BUFFERS = (
 )
 _MOST_LOCKS = 8192
 _MOST_EPOLLS = 256  # as many as processes, by default
-_LONG_S, _RESTS = 0.01, 20  # to count them; then it is not done again for so many times as long
 _MAP_ANONYMOUS = 0x20
 
 
@@ -42,62 +41,40 @@ def bound_buffers() -> None:
 
 
 class Doorkeeper:
-    def __init__(self, listener: int, most_sockets: int, most_shared: int, is_shared_gone: Callable[[], bool]):
+    def __init__(self, most_sockets: int, most_shared: int, is_shared_gone: Callable[[], bool]):
         """`most_shared`: bytes of memory without a name, all that was ever asked for until `is_shared_gone`."""
-        self._listener = listener
         self._most_sockets = most_sockets
         self._most_shared = most_shared
         self._is_shared_gone = is_shared_gone
         self._shared = 0
-        self._locks = self._epolls = 0  # at most: each may have replaced another
-        self._count_again = 0.0
+        self._locks = Bound(_MOST_LOCKS, errno.ENOLCK, _locks)
+        self._epolls = Bound(_MOST_EPOLLS, errno.EMFILE, lambda: sum(map(_epolls, tree.processes())))
 
-    def answer(self) -> None:
-        """One question. Whoever asked may be gone."""
-        try:
-            question = sys_calls.receive_question(self._listener)
-            if question.call == "mmap":
-                _, size, _, flags, fd, _ = question.arguments
-                is_file = not flags & _MAP_ANONYMOUS and _is_file(question.pid, fd)
-                refusal = 0 if is_file else self._share(size)
-            elif question.call == "fcntl":
-                refusal = self._lock()
-            else:
-                refusal = self._wait() if question.call.startswith("epoll") else self._open()
-            sys_calls.answer_question(self._listener, question, refusal, goes_on=not refusal)
-        except OSError:
-            pass
+    def answer(self, question: sys_calls.Question) -> int | None:
+        """The errno to refuse it with; None: it may go on."""
+        if question.call == "mmap":
+            _, size, _, flags, fd, _ = question.arguments
+            is_file = not flags & _MAP_ANONYMOUS and _is_file(question.pid, fd)
+            return None if is_file else self._share(size)
+        if question.call == "fcntl":
+            return self._locks.ask()
+        return self._epolls.ask() if question.call.startswith("epoll") else self._open()
 
-    def _open(self) -> int:
+    def _open(self) -> int | None:
         used = number(read("/proc/net/sockstat"), b"sockets: used ")
-        return errno.ENOBUFS if used >= self._most_sockets else 0
+        return errno.ENOBUFS if used >= self._most_sockets else None
 
-    def _lock(self) -> int:
-        if self._locks >= _MOST_LOCKS:
-            self._locks = sum(b"OFDLCK" not in line for line in read("/proc/locks").splitlines())  # those are no cell's
-        if self._locks >= _MOST_LOCKS:
-            return errno.ENOLCK
-        self._locks += 1
-        return 0
-
-    def _wait(self) -> int:
-        now, began = time.monotonic(), time.thread_time()
-        if self._epolls >= _MOST_EPOLLS and now >= self._count_again:
-            self._epolls = sum(map(_epolls, tree.processes()))
-            if (took_s := time.thread_time() - began) > _LONG_S:
-                self._count_again = now + took_s * _RESTS
-        if self._epolls >= _MOST_EPOLLS:
-            return errno.EMFILE
-        self._epolls += 1
-        return 0
-
-    def _share(self, size: int) -> int:
+    def _share(self, size: int) -> int | None:
         if self._shared + size > self._most_shared and self._is_shared_gone():
             self._shared = 0
         if self._shared + size > self._most_shared:
             return errno.ENOMEM
         self._shared += size
-        return 0
+        return None
+
+
+def _locks() -> int:
+    return sum(b"OFDLCK" not in line for line in read("/proc/locks").splitlines())  # those are no cell's
 
 
 def _is_file(pid: int, fd: int) -> bool:

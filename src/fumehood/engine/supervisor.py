@@ -7,6 +7,7 @@ shields it from signals sent there. At the other levels it adopts orphans and hu
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found] # see zygote
+import errno
 import os
 import resource
 import select
@@ -25,7 +26,8 @@ from ..guest.procfs import (
 from ..guest.wire import DONE
 from . import _syscalls as sys_calls
 from . import frames, tree
-from .flags import KILL_TREE, LOST, WAKE
+from .bounds import Bound
+from .flags import KILL_TREE, LOST, METADATA_CALLS, WAKE
 from .memory import Memory, nameless
 from .metadata import Metadata
 from .sockets import Doorkeeper
@@ -64,13 +66,13 @@ class Supervisor:
         self._waits: bool = order["waits"]
         self._reaches_its_own_alone = keeps_signals or os.getpid() == 1  # by `kill(-1)`, which is one step for all
         self._listener = listener
-        self._answers: Doorkeeper | Metadata
+        self._answer: Callable[[sys_calls.Question], int | None]
         if self._directory is not None:
-            self._answers = Metadata(listener, self._directory)
+            self._metadata = Metadata(self._directory)
+            self._births = Bound(self._processes or 0, errno.EAGAIN, lambda: self._count_tasks(self._tree()), had=1)
+            self._answer = self._answer_unsealed
         else:
-            self._answers = Doorkeeper(
-                listener, order["sockets"], self._memory_limit or 0, lambda: nameless(self._tree()) == {}
-            )
+            self._answer = Doorkeeper(order["sockets"], self._memory_limit or 0, self._is_shared_gone).answer
         self._newest = Reading("/proc/sys/kernel/ns_last_pid")
         self._child_status = Reading(f"/proc/{child}/status")
         self._flags = 0
@@ -138,12 +140,28 @@ class Supervisor:
                 left_ms = None if until is None else max(0.0, until - time.monotonic()) * 1000
                 ready = [fd for fd, _ in poll.poll(left_ms)]
                 if self._listener in ready:
-                    self._answers.answer()
+                    self._answer_question()
                 is_time = until is not None and time.monotonic() >= until  # however many questions there are
                 if signals in ready or not ready or is_time:
                     return signal.sigtimedwait(WATCHED, 0)
 
         return wait
+
+    def _answer_question(self) -> None:
+        try:
+            question = sys_calls.receive_question(self._listener)
+            refusal = self._answer(question)
+            sys_calls.answer_question(self._listener, question, refusal or 0, goes_on=refusal is None)
+        except OSError:
+            pass  # whoever asked is gone
+
+    def _answer_unsealed(self, question: sys_calls.Question) -> int | None:
+        if question.call in METADATA_CALLS:
+            return self._metadata.answer(question)
+        refusal = self._births.ask()
+        if refusal is not None:
+            self._flags |= frames.PROCESSES_HIT
+        return refusal
 
     def _obey(self) -> None:
         """What the host has asked for. It takes each answer before it asks again, so there is room for one."""
@@ -286,6 +304,9 @@ class Supervisor:
         if self._memory_limit and self._memory.exceeds(pids, self._memory_limit):
             self._flags |= frames.MEMORY_KILL
             tree.send(self._child, signal.SIGKILL)
+
+    def _is_shared_gone(self) -> bool:
+        return nameless(self._tree()) == {}
 
     def _count_tasks(self, pids: list[int]) -> int:
         return sum(int(fields[THREADS]) for fields in map(stat, pids) if fields)
