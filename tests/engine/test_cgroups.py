@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from process_view import open_descriptors
 
+import fumehood
 from fumehood import in_use
-from fumehood.engine import cgroup_home, diagnose
+from fumehood.engine import cgroup_home, cgroups, diagnose
 from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.cgroups import Group, Groups
 from fumehood.engine.engine import shared
@@ -40,6 +41,15 @@ def groups() -> Iterator[Groups]:
     made.remove()
     for path in made.home.directories.values():
         assert not os.path.exists(path), "a group was left behind"
+
+
+@contextmanager
+def closing_groups() -> Iterator[Groups]:
+    made = Groups()
+    try:
+        yield made
+    finally:
+        made.remove()
 
 
 @pytest.fixture
@@ -137,6 +147,75 @@ def test_a_kill_for_memory_is_seen_once(group: Group) -> None:
     assert group.ran_out_of_memory()
     group.arm(SMALL)
     assert group.hits() == (False, False), "the next execution starts from nothing"
+
+
+TOUCHES = f"""
+import sys
+sys.path.insert(0, {str(Path(fumehood.__file__).parents[1])!r})
+from fumehood.engine import _syscalls
+_syscalls.touch_memory(2 << 20)
+print('touched')
+"""
+
+
+@pytest.mark.parametrize("is_held_back", [True, False])
+def test_who_meets_the_limit_of_memory_is_held_back_and_not_killed(group: Group, is_held_back: bool) -> None:
+    group.arm(Limits(memory_bytes=1 << 20 if is_held_back else 64 << 20))
+    with waiting_child(TOUCHES.replace("_syscalls.touch", "input(); _syscalls.touch")) as child:
+        assert child.stdin is not None
+        child.stdin.write("go\n")  # what it imports is not on trial
+        child.stdin.flush()
+        enter(group, child.pid)
+        assert go(child) == "touched\n"
+    assert group.hits() == (False, False)
+    assert group.has_refused_memory() == is_held_back
+
+
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_heeds_memory", None)
+
+
+def test_the_limit_of_memory_is_on_trial_once_in_a_process(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch)
+    group = groups.on_trial()
+    assert group is not None
+    assert not group.is_free()
+    monkeypatch.setattr(group, "has_refused_memory", lambda: True)
+    groups.judge(group)
+    assert groups.counts("memory")
+    assert groups.free() is group, "it has done nobody any harm"
+    assert groups.on_trial() is None
+    with closing_groups() as others:
+        assert others.on_trial() is None
+        assert others.counts("memory")
+
+
+def test_a_limit_of_memory_that_holds_back_nobody_is_none(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch)
+    before = dict(groups.home.directories) if isinstance(groups.home, Home) else {}
+    group = groups.on_trial()
+    assert group is not None
+    groups.judge(group)  # nobody was there
+    with closing_groups() as others:
+        for made in groups, others:
+            assert (made.counts("memory"), made.counts("pids")) == (False, True)
+            assert isinstance(made.home, Home)
+            assert made.home.missing["memory"].step == "be held back by a memory control group"
+    other = groups.free()
+    assert other is not None
+    assert "memory" not in other.paths
+    assert os.path.exists(before["memory"]) == (before["memory"] in groups.home.directories.values())
+
+
+def test_without_any_limit_that_holds_there_are_no_groups(groups: Groups, home: Home) -> None:
+    own = groups.free()
+    assert own is not None
+    own.remove()
+    paths = set(home.directories.values())
+    home.without("pids")
+    assert home.without("memory") == home.missing["memory"]
+    assert not any(map(os.path.exists, paths))
+    assert not home.held
 
 
 FORKS = """

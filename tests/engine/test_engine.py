@@ -20,7 +20,7 @@ import pytest
 from process_view import children, open_descriptors, opened_since
 
 import fumehood
-from fumehood.engine import engine, launch, plan, zygotes
+from fumehood.engine import cgroups, engine, launch, plan, zygotes
 from fumehood.engine.cell import Cell
 from fumehood.engine.cgroup_home import Home
 from fumehood.engine.engine import Engine
@@ -584,6 +584,24 @@ def own_engine(request: pytest.FixtureRequest) -> Iterator[Own]:
         except IsolationUnavailable as missing:
             pytest.skip(f"no {level} sandbox on this machine: {missing}")
         yield made
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_limit_of_memory_counts_only_if_it_held_somebody_back(monkeypatch: pytest.MonkeyPatch, heeds: bool) -> None:
+    monkeypatch.setattr(cgroups, "_heeds_memory", None)
+    if not heeds:
+        monkeypatch.setattr(cgroups.Group, "has_refused_memory", lambda _: False)
+    with Own("sealed") as made:
+        try:
+            axis = made.check(LIMITS, network=False).axes["memory"]
+        except IsolationUnavailable as missing:
+            pytest.skip(f"no sealed sandbox on this machine: {missing}")
+        if axis.step is not None and "held back" not in axis.step:
+            pytest.skip("no control group counts memory here")
+        assert axis.level == ("sealed" if heeds else "process"), axis
+        assert ("gVisor" in (axis.fix or "")) == (not heeds)
+        exited = finish(start(made, MEMORY_BOMB, LIMITS._replace(memory_bytes=64 << 20)))[1]
+        assert exited.reason == "memory"
 
 
 def start(made: Engine, code: str, limits: Limits = LIMITS) -> Any:

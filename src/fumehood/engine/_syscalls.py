@@ -62,6 +62,7 @@ _SECCOMP_QUESTION_BYTES = 80
 _SECCOMP_CONTINUE = 1
 _ZERO = ctypes.c_ulong(0)
 _CAPABILITIES = [ctypes.c_ulong(number) for number in range(64)]
+_PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, _MADV_FREE, _BIT = 3, 0x22, 8, 1 << 16
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 _SECUREBITS_LOCKED = (
@@ -339,6 +340,15 @@ def signal_descriptor(signals: Iterable[int]) -> int:
     """Readable while one of these waits to be taken."""
     mask = ctypes.c_uint64(sum(1 << (number - 1) for number in signals))
     return _syscall("signalfd4", -1, ctypes.byref(mask), 8, os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def touch_memory(size: int) -> None:
+    """Bit by bit, each of which the kernel may take back (MADV_FREE): a limit is met, and nobody killed for it."""
+    _libc.mmap.restype = ctypes.c_size_t
+    start = _libc.mmap(None, ctypes.c_size_t(size), _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, ctypes.c_long(0))
+    for at in range(start, start + size, _BIT):
+        ctypes.memset(at, 1, _BIT)
+        _libc.madvise(ctypes.c_size_t(at), ctypes.c_size_t(_BIT), _MADV_FREE)
 
 
 def landlock_abi() -> int:

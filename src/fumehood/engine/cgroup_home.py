@@ -14,6 +14,7 @@ from .diagnose import fix_for, is_shortage
 
 _LEAF = "/fumehood-host"
 _LIMITS = ("memory", "pids")
+_UNHEEDED = "this kernel takes such limits and does not heed them, as gVisor does: bound the whole of it from outside"
 _OTHERS = ("cpu", "cpuacct")  # as good as one process for the scheduler, however many there are; and their time counted
 
 
@@ -30,6 +31,18 @@ class Home(NamedTuple):
     directories: dict[str, str]  # controller: directory that we own
     missing: dict[str, Unavailable]
     held: dict[str, int]  # directory: the descriptor that keeps others from sweeping it
+
+    def without(self, controller: str) -> Home | Unavailable:
+        """That one's limits can be written, and nobody heeds them."""
+        self.missing[controller] = Unavailable(f"be held back by a {controller} control group", 0, _UNHEEDED)
+        path = self.directories.pop(controller)
+        if self.directories.keys().isdisjoint(_LIMITS):
+            _give_up(self.held)
+            return self.missing[controller]
+        if path not in self.directories.values():
+            remove(path)
+            os.close(self.held.pop(path))
+        return self
 
     def release(self) -> None:
         while self.held:

@@ -13,9 +13,12 @@ import time
 
 from ..errors import EngineFailed
 from ..types import Limits
-from .cgroup_home import Home, find_home, read, remove, write
+from .cgroup_home import Home, Unavailable, find_home, read, remove, write
 
 _SPARE = 16
+_TRIAL = Limits(memory_bytes=1 << 20)
+TRIAL_BYTES = 2 * _TRIAL.memory_bytes
+_heeds_memory: bool | None = None  # whether its limit was seen to hold somebody back; None: not tried yet
 
 
 class Group:
@@ -120,6 +123,14 @@ class Group:
         self._cpu_s_taken += used_s
         return used_s
 
+    def has_refused_memory(self) -> bool:
+        """Whether its limit has held somebody back, ever: a number in a file holds back nobody."""
+        path = self.paths["memory"]
+        if self._v2:
+            return _field(_try_read(f"{path}/memory.events"), "max") > 0
+        limit, most = (int(_try_read(f"{path}/memory.{name}_in_bytes") or 0) for name in ("limit", "max_usage"))
+        return self._read_counts()[0] > 0 or limit // 2 < most <= limit  # the count of failures is not kept everywhere
+
     def clear(self) -> None:
         """Kill all inside, for a cell that no pid namespace holds together; then it is free again."""
         self._kill()
@@ -207,7 +218,7 @@ class Groups:
     """As many as cells have been alive at once, used again and again; of those of a crowd that left, some."""
 
     def __init__(self) -> None:
-        self.home = find_home()
+        self.home = _with_heeded(find_home())
         self._groups: list[Group] = []
         self._made = 0
 
@@ -239,12 +250,32 @@ class Groups:
 
     def _new_home(self, removed: Home) -> Home:
         """In place of one that somebody removed under us."""
-        home = find_home()
+        home = _with_heeded(find_home())
         if not isinstance(home, Home) or home.directories.keys() != removed.directories.keys():
             raise EngineFailed("our control groups were removed, and no others can be made: start this process again")
         removed.release()
         self.home = home
         return home
+
+    def on_trial(self) -> Group | None:
+        """For whoever wants TRIAL_BYTES, of which it allows half; None if there is nothing to try."""
+        if not self.counts("memory") or _heeds_memory is not None:
+            return None
+        group = self.free()
+        assert group is not None
+        group.arm(_TRIAL)
+        group.hold()
+        return group
+
+    def judge(self, group: Group) -> None:
+        """After that trial: do without a limit that let everything pass."""
+        global _heeds_memory
+        _heeds_memory = group.has_refused_memory()
+        group.release()
+        if not _heeds_memory:
+            self._groups.remove(group)
+            group.remove()
+            self.home = _with_heeded(self.home)
 
     def trim(self) -> None:
         """Each costs descriptors: keep no more idle ones than the next few cells will want."""
@@ -271,12 +302,26 @@ class Groups:
             self.home.release()
 
 
+def _with_heeded(home: Home | Unavailable) -> Home | Unavailable:
+    """Without a limit that is known to hold back nobody: gVisor takes one of memory, and forgets it."""
+    if _heeds_memory is not False or not isinstance(home, Home) or "memory" not in home.directories:
+        return home
+    return home.without("memory")
+
+
 def _field(text: str, name: str) -> int:
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key == name:
             return int(value)
     return 0
+
+
+def _try_read(path: str) -> str:
+    try:
+        return read(path)
+    except OSError:
+        return ""
 
 
 def _try_write(path: str, text: str) -> None:

@@ -79,16 +79,20 @@ class Root:
         )
         drops = self.caller.drops and level != "sealed" and _others_can_run(self.layout.executable)
         self.owner = plan.UNPRIVILEGED_ID if drops else None  # whose the program's directory is, if not ours
-        counted = self.zygote.groups.counts("memory")
-        self._filter = _filter(  # while the root is built
-            level,
-            network,
-            counted=counted,
-            can_watch_files=level == "sealed" and not self._without.bounds,
+        self._filter = self._compile_filter()  # while the root is built
+        self.zygote.wait_up()
+        if not self.zygote.try_groups():
+            self._filter = self._compile_filter()
+        self._landlock = self.zygote.landlock_abi if level == "confined" else 0
+
+    def _compile_filter(self) -> bytes | None:
+        return _filter(
+            self.level,
+            self._network,
+            counted=self.zygote.groups.counts("memory"),
+            can_watch_files=self.level == "sealed" and not self._without.bounds,
             asks=self._asks,
         )
-        self.zygote.wait_up()
-        self._landlock = self.zygote.landlock_abi if level == "confined" else 0
 
     def make_cell(self, limits: Limits, *, waits: bool = False, shows: bool = False) -> Cell:
         """A cell that has been born and gets ready for a program while the caller goes on.

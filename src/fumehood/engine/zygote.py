@@ -214,6 +214,8 @@ def _obey(
     if "kill_orphans" in order:
         orphans.kill()
         return frames.MADE, -1
+    if "meet_limit" in order:
+        return frames.BORN, _meet_limit(order, fds)
     if "make_volume" in order:
         return frames.MADE, volumes.make(order, fds)
     if "drop_volume" in order:
@@ -412,6 +414,22 @@ def _make_cell(order: dict[str, Any], fds: list[int], orphans: _Orphans, overlay
         os.write(_CONTROL, frames.failed("internal", 0, repr(error)))
     finally:
         os._exit(status)
+
+
+def _meet_limit(order: dict[str, Any], doors: list[int]) -> int:
+    """The pidfd of somebody who wants more memory than its control group allows."""
+    fds = [-1] * 4 + doors
+    try:
+        pid, pidfd = _clone(order, fds)
+    except OSError as error:
+        raise StepFailed("clone", error) from error
+    if pid:
+        return pidfd
+    try:
+        _enter_groups(order, fds[4:])
+        sys_calls.touch_memory(order["meet_limit"])
+    finally:
+        os._exit(0)
 
 
 def _clone(order: dict[str, Any], fds: list[int]) -> tuple[int, int]:

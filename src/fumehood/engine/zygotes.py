@@ -22,7 +22,7 @@ from ..interrupts import acquire, let_through
 from ..types import Limits
 from . import frames
 from .cell import Cell
-from .cgroups import Group, Groups
+from .cgroups import TRIAL_BYTES, Group, Groups
 from .diagnose import fix_for
 from .flags import KILL_TREE
 from .launch import launch
@@ -117,6 +117,26 @@ class Zygote:
                 raise PreloadFailed(importing, self.not_imported.get(importing, "its import ended the interpreter"))
             elif not kind:
                 raise EngineFailed(f"the zygote ended while starting{self._said()}")
+
+    def try_groups(self) -> bool:
+        """Whether they count what they did: somebody meets the limit of memory, once in a process."""
+        counted = self.groups.counts("memory")
+        with self._taken():
+            group = self.groups.on_trial()
+        if group is None:
+            return True
+        order = {"meet_limit": TRIAL_BYTES, "flags": 0, "groups": self.groups.version}
+        (pidfd,) = self._ask(order, group.doors)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(_BORN_S * 1000):
+                raise EngineFailed("whoever tried the limit of a control group did not end")
+        finally:
+            os.close(pidfd)
+        with self._taken():
+            self.groups.judge(group)
+        return self.groups.counts("memory") == counted
 
     def check(self) -> None:
         """That it is there, without asking it anything."""
