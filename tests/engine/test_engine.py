@@ -470,6 +470,38 @@ def test_behind_a_masked_proc_memory_is_still_bounded(sealed_host: Host) -> None
         assert found["reason"] == "memory", found
 
 
+LEAVES_A_CHILD = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        with open('ticks', 'a') as file: file.write('.')
+        time.sleep(0.001)
+while not os.path.exists('ticks'): time.sleep(0.001)
+print('ran', flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("setup", [ORDINARY, MASKED_KEYS], ids=["with a /proc", "behind a masked one"])
+def test_an_interrupt_ends_what_the_run_has_started(sealed_host: Host, setup: str) -> None:
+    main = f"""
+        import fumehood, time
+        with fumehood.open_session(store_code='never') as session:
+            session.run('x = 1')
+            for timeout in (2, 8, 64):
+                first = session.run({LEAVES_A_CHILD!r}, timeout=timeout)
+                if first.stdout: break
+            session.run('import os, signal, time; os.kill(-1, signal.SIGCONT)')  # nor is it only stopped
+            ticks = [session.run('time.sleep(0.05); print(os.path.getsize("ticks"), x)').stdout for _ in range(2)]
+            return [first.stdout, first.meta['timed_out'], *ticks]
+        """
+    said, timed_out, before, after = sealed_host.run(setup, main)
+    assert (said, timed_out) == ("ran\n", True)
+    assert before == after != ""
+    assert after.endswith(" 1\n"), "its variables are kept"
+
+
 def test_behind_a_masked_proc_that_leaves_memory_unbounded_nothing_is_called_sealed(sealed_host: Host) -> None:
     main = "return execute('print(1)', require='sealed')"
     found = sealed_host.run(LIKE_DOCKER, main.replace(", require='sealed'", ""))

@@ -46,6 +46,7 @@ _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _NO_PROGRAM_S = 0.0005
 _HUNT_S = 1.5
+_USUAL_NUMBERS = 1 << 15
 _LONG_HUNT_S = 60.0  # once the host knows the end
 _QUIET_LOOKS = 2  # in a row that found nobody: who is just being forked may escape the first
 _REAP_S = 0.05  # then it is killed again
@@ -318,6 +319,8 @@ class Supervisor:
         return tree.descendants(os.getpid(), dead=True)
 
     def _others(self) -> list[int]:
+        if self._sealed and not tree.processes():  # a masked /proc
+            return [pid for pid in tree.living(_newest_number()) if pid not in (os.getpid(), self._child)]
         return [pid for pid in tree.descendants(os.getpid()) if pid != self._child]
 
     def _hunt(self, within_s: float = _HUNT_S) -> bool:
@@ -342,6 +345,18 @@ class Supervisor:
             return False
         except ChildProcessError:
             return True
+
+
+def _newest_number() -> int:
+    """Of a process here: one is made for it. Where numbers are few, older processes may have higher ones."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return _USUAL_NUMBERS  # the next look finds room for one
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return max(pid, _USUAL_NUMBERS)
 
 
 def _wait(within_s: float | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found] # see zygote
 import os
+import select
 import time
 
 from ..guest.procfs import PARENT, STATE, THREADS, stat
@@ -20,6 +21,24 @@ def processes() -> list[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
+
+
+def living(newest: int) -> list[int]:
+    """Those up to that number, found without /proc."""
+    return [pid for pid in range(1, newest + 1) if _lives(pid)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return not poll.poll(0)  # else it waits for somebody to wait for it
+    finally:
+        os.close(fd)
 
 
 def children(parent: int) -> list[int]:

@@ -142,7 +142,7 @@ def _preload(control: socket.socket, names: list[str]) -> None:
 def _shared_memory() -> set[str]:
     """What is mapped here that a write of one fork changes for all others."""
     found, name = set(), ""
-    with open("/proc/self/smaps", errors="replace") as file:
+    with open("/proc/self/smaps", errors="replace", newline="\n") as file:
         for line in file:
             if line.startswith("VmFlags:"):
                 if "sh" in line.split():
