@@ -207,6 +207,16 @@ def test_a_limit_of_memory_that_holds_back_nobody_is_none(groups: Groups, monkey
     assert os.path.exists(before["memory"]) == (before["memory"] in groups.home.directories.values())
 
 
+def test_a_judgement_holds_for_groups_that_were_there_before(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch)
+    with closing_groups() as others:
+        group = groups.on_trial()
+        assert group is not None
+        groups.judge(group)  # nobody was there
+        assert others.on_trial() is None
+        assert not others.counts("memory")
+
+
 def test_without_any_limit_that_holds_there_are_no_groups(groups: Groups, home: Home) -> None:
     own = groups.free()
     assert own is not None

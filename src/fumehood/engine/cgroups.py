@@ -259,6 +259,7 @@ class Groups:
 
     def on_trial(self) -> Group | None:
         """For whoever wants TRIAL_BYTES, of which it allows half; None if there is nothing to try."""
+        self.home = _with_heeded(self.home)  # another zygote may have been judged since we looked for it
         if not self.counts("memory") or _heeds_memory is not None:
             return None
         group = self.free()
