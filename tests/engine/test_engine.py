@@ -636,6 +636,28 @@ def test_a_limit_of_memory_counts_only_if_it_held_somebody_back(monkeypatch: pyt
         assert exited.reason == "memory"
 
 
+def test_without_a_descriptor_left_no_limit_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that tries it was made; there was no room for what stands for it."""
+    monkeypatch.setattr(cgroups, "_heeds_memory", None)
+    asked = zygotes.Zygote._ask
+
+    def ask(zygote: zygotes.Zygote, order: dict[str, Any], fds: list[int]) -> list[int]:
+        for fd in asked(zygote, order, fds):
+            os.close(fd)
+        return []
+
+    monkeypatch.setattr(zygotes.Zygote, "_ask", ask)
+    refused = []
+    with Own("process") as made:
+        try:
+            made.check(LIMITS, network=False)
+        except EngineFailed as error:
+            refused.append(str(error))
+    if not refused:
+        pytest.skip("no control group counts memory here")
+    assert "descriptor" in refused[0]
+
+
 def start(made: Engine, code: str, limits: Limits = LIMITS) -> Any:
     return made.start(Command(("python", "main.py"), code.encode()), limits, network=False)
 

@@ -126,7 +126,10 @@ class Zygote:
         if group is None:
             return True
         order = {"meet_limit": TRIAL_BYTES, "flags": 0, "groups": self.groups.version}
-        (pidfd,) = self._ask(order, group.doors)
+        fds = self._ask(order, group.doors)
+        if not fds:
+            raise EngineFailed(exhausted(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        (pidfd,) = fds
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
