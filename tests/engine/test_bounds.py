@@ -20,15 +20,15 @@ def test_it_looks_only_when_as_many_were_asked_for_as_there_may_be() -> None:
 
 
 def test_no_more_than_there_may_be() -> None:
-    there = [1]
+    there = [0]
 
     def ask() -> int | None:
         if (said := bound.ask()) is None:
             there[0] += 1
         return said
 
-    bound = Bound(5, errno.EAGAIN, lambda: there[0], had=1)
-    assert [ask() for _ in range(6)] == [None] * 4 + [errno.EAGAIN] * 2
+    bound = Bound(5, errno.EAGAIN, lambda: there[0])
+    assert [ask() for _ in range(7)] == [None] * 5 + [errno.EAGAIN] * 2
     there[0] = 4
     assert [ask() for _ in range(2)] == [None, errno.EAGAIN]
 
@@ -44,7 +44,8 @@ def test_who_asks_without_end_is_not_counted_without_end(monkeypatch: pytest.Mon
         clock[0] += 1.0  # there are very many
         return 7
 
-    bound = Bound(7, errno.EAGAIN, count, had=7)
+    bound = Bound(7, errno.EAGAIN, count)
+    assert [bound.ask() for _ in range(7)] == [None] * 7
     assert [bound.ask() for _ in range(50)] == [errno.EAGAIN] * 50
     assert len(looks) == 1
     clock[0] += 30
@@ -53,7 +54,7 @@ def test_who_asks_without_end_is_not_counted_without_end(monkeypatch: pytest.Mon
 
 
 def test_nobody_is_refused_for_want_of_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with many processes, and a program that starts one after the other."""
+    """Where it takes long, and there is never more than one at a time."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
@@ -62,5 +63,5 @@ def test_nobody_is_refused_for_want_of_a_count(monkeypatch: pytest.MonkeyPatch) 
         clock[0] += 1.0
         return 1
 
-    bound = Bound(2, errno.EAGAIN, count, had=1)
+    bound = Bound(2, errno.EAGAIN, count)
     assert [bound.ask() for _ in range(50)] == [None] * 50

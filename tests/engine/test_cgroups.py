@@ -153,18 +153,22 @@ TOUCHES = f"""
 import sys
 sys.path.insert(0, {str(Path(fumehood.__file__).parents[1])!r})
 from fumehood.engine import _syscalls
-_syscalls.touch_memory(2 << 20)
+print('ready', flush=True)  # what it imports is not on trial
+input()
+_syscalls.touch_memory(2 * 256 * {os.sysconf("SC_PAGE_SIZE")})
 print('touched')
 """
 
 
 @pytest.mark.parametrize("is_held_back", [True, False])
 def test_who_meets_the_limit_of_memory_is_held_back_and_not_killed(group: Group, is_held_back: bool) -> None:
-    group.arm(Limits(memory_bytes=1 << 20 if is_held_back else 64 << 20))
-    with waiting_child(TOUCHES.replace("_syscalls.touch", "input(); _syscalls.touch")) as child:
+    group.arm(cgroups._TRIAL if is_held_back else Limits(memory_bytes=64 << 20))
+    with waiting_child(TOUCHES) as child:
         assert child.stdin is not None
-        child.stdin.write("go\n")  # what it imports is not on trial
+        assert child.stdout is not None
+        child.stdin.write("go\n")
         child.stdin.flush()
+        assert child.stdout.readline() == "ready\n"
         enter(group, child.pid)
         assert go(child) == "touched\n"
     assert group.hits() == (False, False)
@@ -195,7 +199,8 @@ def test_a_limit_of_memory_that_holds_back_nobody_is_none(groups: Groups, monkey
     before = dict(groups.home.directories) if isinstance(groups.home, Home) else {}
     group = groups.on_trial()
     assert group is not None
-    groups.judge(group)  # nobody was there
+    monkeypatch.setattr(group, "has_refused_memory", lambda: False)
+    groups.judge(group)
     with closing_groups() as others:
         for made in groups, others:
             assert (made.counts("memory"), made.counts("pids")) == (False, True)
@@ -212,9 +217,18 @@ def test_a_judgement_holds_for_groups_that_were_there_before(groups: Groups, mon
     with closing_groups() as others:
         group = groups.on_trial()
         assert group is not None
-        groups.judge(group)  # nobody was there
+        monkeypatch.setattr(group, "has_refused_memory", lambda: False)
+        groups.judge(group)
         assert others.on_trial() is None
         assert not others.counts("memory")
+
+
+def test_where_nobody_came_in_the_limit_is_not_to_blame(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch)
+    group = groups.on_trial()
+    assert group is not None
+    groups.judge(group)
+    assert groups.counts("memory")
 
 
 def test_without_any_limit_that_holds_there_are_no_groups(groups: Groups, home: Home) -> None:

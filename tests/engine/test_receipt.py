@@ -36,7 +36,6 @@ def enforced(level: str, **changes: object) -> Enforced:
         "landlock": 0,
         "own_proc": level == "sealed",
         "counts_sockets": level == "sealed",
-        "counts_processes": False,
         "fences_metadata": level == "confined",
         "became_unprivileged": False,
         "is_root": False,
@@ -49,10 +48,10 @@ def enforced(level: str, **changes: object) -> Enforced:
 
 def every() -> list[tuple[str, Enforced]]:
     found = []
-    for level, network, home, landlock, failed, root, counts in itertools.product(
-        LEVELS, (False, True), HOMES, (0, 1, 6), (False, True), (False, True), (False, True)
+    for level, network, home, landlock, failed, root in itertools.product(
+        LEVELS, (False, True), HOMES, (0, 1, 6), (False, True), (False, True)
     ):
-        if (landlock and level != "confined") or (failed and level == "sealed") or (counts and level == "sealed"):
+        if (landlock and level != "confined") or (failed and level == "sealed"):
             continue
         case = enforced(
             level,
@@ -63,9 +62,8 @@ def every() -> list[tuple[str, Enforced]]:
             fix="ask the administrator" if failed else None,
             is_root=root,
             became_unprivileged=root and level == "sealed",
-            counts_processes=counts,
         )
-        found.append((f"{level}-{network}-{home}-{landlock}-{failed}-{root}-{counts}", case))
+        found.append((f"{level}-{network}-{home}-{landlock}-{failed}-{root}", case))
     return found
 
 
@@ -152,14 +150,11 @@ def test_a_bound_on_processes_is_claimed_only_where_something_counts_them(case: 
         assert axis.mechanism.endswith(f"cgroup v{case.groups.version}, at most 9")
     elif case.level == "sealed":
         assert axis.mechanism.endswith("RLIMIT_NPROC, at most 9")
-    elif case.counts_processes:
-        assert axis.mechanism.endswith("the supervisor is asked for each, at most 9")
-        assert axis.step
     elif case.is_root and not case.became_unprivileged:
-        assert axis.mechanism.endswith("no bound on their number")
+        assert axis.mechanism.endswith("watch over the tree every 20 ms, at most 9")
         assert axis.step
     else:
-        assert axis.mechanism.endswith("RLIMIT_NPROC, at most 9 more of this user")
+        assert axis.mechanism.endswith("every 20 ms, at most 9; RLIMIT_NPROC, 1033 more of this user")
         assert axis.step
 
 

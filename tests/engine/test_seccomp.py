@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fumehood.engine import _syscall_numbers as numbers
-from fumehood.engine.seccomp import ALLOWED, CHECKED, compile_filter, compile_fork_filter, supported
+from fumehood.engine.seccomp import ALLOWED, CHECKED, compile_filter, supported
 from support import HANG_S
 
 GUEST = Path(__file__).with_name("seccomp_guest.py")
@@ -333,28 +333,6 @@ def test_of_epoll_instances_the_supervisor_is_asked(machine: str) -> None:
     for name in {"epoll_create", "epoll_create1"} & TABLES[machine].keys():
         assert Judge(machine)(name, 1) == "allow"
         assert Judge(machine, asks=("epolls",))(name, 1) == "ask"
-
-
-@both_machines
-def test_of_new_processes_the_supervisor_is_asked(machine: str) -> None:
-    calm, asking = Judge(machine), Judge(machine, asks=("processes",))
-    for name in {"fork", "vfork", "clone"} & TABLES[machine].keys():
-        assert (calm(name, 17), asking(name, 17)) == ("allow", "ask")
-    assert asking("clone", 0x10000000) == "EPERM"
-    assert asking("clone3", 0, 88) == "ENOSYS"
-
-
-@both_machines
-def test_a_filter_for_processes_alone_asks_for_them_by_every_entry(machine: str) -> None:
-    program, native, table = compile_fork_filter(machine), ARCHES[machine], TABLES[machine]
-    foreign = 0x40000003 if machine == "x86_64" else 0x40000028  # i386, ARM
-    forks = {table[name] for name in ("fork", "vfork", "clone", "clone3") if name in table}
-    if machine == "x86_64":
-        forks |= {number | 0x40000000 for number in forks}  # x32
-    for number in (*range(600), *range(0x40000000, 0x40000000 + 600)):
-        assert (interpret(program, native, number) == ASK) == (number in forks)
-        assert (interpret(program, foreign, number) == ASK) == (number in (2, 120, 190, 435))
-        assert {interpret(program, arch, number) for arch in (native, foreign)} <= {ALLOW, ASK}
 
 
 @both_machines

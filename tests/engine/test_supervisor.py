@@ -107,65 +107,80 @@ with fumehood.get_sandbox(isolation={level!r}, store_code='never', warm_cells=0)
 
 CROWD = "import os, time\nfor _ in range(100):\n    if os.fork() == 0: time.sleep(3600)\nprint('crowd')"
 FORKS = """
-import errno, os, threading, time
-made = []
+import os, threading, time
 try:
-    for _ in range(40):
-        made.append(START)
+    for count in range(1, {count} + 1): {start}
 except (OSError, RuntimeError):
-    pass
-print(len(made))
+    count -= 1
+print(count)
 """
-PROCESSES = FORKS.replace("START", "os.posix_spawn('/bin/sleep', ['sleep', '3600'], {})")
-THREADS = FORKS.replace("START", "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()")
+PROCESS = "os.posix_spawn('/bin/sleep', ['sleep', '3600'], {})"
+THREAD = "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"
+DEAD = """
+import os, time
+for _ in range(40):
+    try:
+        if os.fork() == 0: os._exit(0)
+    except OSError: pass
+time.sleep(0.2)
+print('ran')
+"""
 NEIGHBOURS = """
 few, many = settings | {'processes': 30}, settings | {'processes': 200}
 with fumehood.open_session(**few) as small, fumehood.open_session(**many) as large:
     assert small.run('1 + 1').exit_code == 0
     assert large.run(crowd).stdout == 'crowd\\n'
-    print(small.run(processes).stdout)
+    print(small.run(forks).stdout.strip())
 """
 
 
 def with_limits(level: str, rest: str, groups: str = NO_GROUPS) -> str:
-    own = f"settings = dict(isolation={level!r}, store_code='never')\ncrowd, processes = {CROWD!r}, {PROCESSES!r}\n"
+    forks = FORKS.format(count=20, start=PROCESS)
+    own = f"settings = dict(isolation={level!r}, store_code='never')\ncrowd, forks = {CROWD!r}, {forks!r}\n"
     return groups + own + rest
 
 
 def test_the_kernel_counts_the_processes_of_all_who_share_a_user(elsewhere: Elsewhere, public_path: Path) -> None:
-    """The control arm: by the kernel's own limit, a crowd is everybody's."""
+    """The control arm: by the kernel's own limit alone, a crowd is everybody's."""
     if os.geteuid() == 0:
         pytest.skip("the kernel's limit does not hold for root")
     public_path.chmod(0o1777)
-    asks_nothing = f"{NO_GROUPS}\nfrom fumehood.engine.root import Root\nRoot._asks = ()\n"
-    assert elsewhere(with_limits("process", NEIGHBOURS, asks_nothing), str(public_path)) == "0\n\n"
+    without_room = f"{NO_GROUPS}\nfrom fumehood.engine import plan\nplan.CROWD = 0\n"
+    assert elsewhere(with_limits("process", NEIGHBOURS, without_room), str(public_path)) == "0\n"
 
 
 @pytest.mark.attack("processes", control="test_the_kernel_counts_the_processes_of_all_who_share_a_user")
 def test_a_crowd_takes_no_process_from_its_neighbours(elsewhere: Elsewhere, public_path: Path, level: str) -> None:
     public_path.chmod(0o1777)
-    said = elsewhere(with_limits(level, NEIGHBOURS), str(public_path))
-    assert 25 <= int(said) < 30, said
+    assert elsewhere(with_limits(level, NEIGHBOURS), str(public_path)) == "20\n"
 
 
 @pytest.mark.parametrize("level", ["confined", "process"], indirect=True)
-@pytest.mark.parametrize("program", [PROCESSES, THREADS], ids=["processes", "threads"])
+@pytest.mark.parametrize("start", [PROCESS, THREAD], ids=["processes", "threads"])
 def test_the_limit_of_processes_holds_for_each_program(
-    elsewhere: Elsewhere, public_path: Path, level: str, program: str
+    elsewhere: Elsewhere, public_path: Path, level: str, start: str
 ) -> None:
+    public_path.chmod(0o1777)
+    few, many = FORKS.format(count=20, start=start) + "os._exit(3)", FORKS.format(count=40, start=start)
+    rest = f"""
+with fumehood.get_sandbox(processes=30, warm_cells=0, **settings) as sandbox:
+    for program in {many + f"time.sleep({HANG_S})"!r}, {few!r}, {many + f"time.sleep({HANG_S})"!r}:
+        result = sandbox.execute(program, timeout={HANG_S})
+        print(result.exit_code, result.meta['reason'])
+"""
+    said = elsewhere(with_limits(level, rest), str(public_path)).splitlines()
+    assert said == ["137 processes", "3 error", "137 processes"]
+
+
+def test_the_dead_are_no_crowd(elsewhere: Elsewhere, public_path: Path, level: str) -> None:
+    """Who has ended and was not waited for yet takes a number, and nothing else."""
     public_path.chmod(0o1777)
     rest = f"""
 with fumehood.get_sandbox(processes=30, warm_cells=0, **settings) as sandbox:
-    for _ in range(2):
-        result = sandbox.execute({program!r} + '\\nos._exit(3)')
-        print(result.stdout.strip(), result.exit_code, result.meta['reason'])
+    result = sandbox.execute({DEAD!r}, timeout={HANG_S})
+    print(result.stdout.strip(), result.exit_code)
 """
-    said = elsewhere(with_limits(level, rest), str(public_path))
-    for line in said.splitlines():
-        made, code, reason = line.split()
-        assert 25 <= int(made) < 30, said
-        assert (code, reason) == ("3", "processes"), said
-    assert len(said.splitlines()) == 2
+    assert elsewhere(with_limits(level, rest), str(public_path)) == "ran 0\n"
 
 
 # ---- a supervisor that is kept busy

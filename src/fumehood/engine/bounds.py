@@ -12,12 +12,12 @@ _LONG_S, _RESTS = 0.01, 20  # to find too many; then it is not done again for so
 
 
 class Bound:
-    def __init__(self, most: int, refusal: int, count: Callable[[], int], *, had: int = 0):
-        """`refusal`: the errno for one more. `had`: how many there are before the first."""
+    def __init__(self, most: int, refusal: int, count: Callable[[], int]):
+        """`refusal`: the errno for one more."""
         self._most = most
         self._refusal = refusal
         self._count = count
-        self._had = had  # at most: some may be gone by now
+        self._had = 0  # at most: some may be gone by now
         self._count_again = 0.0
 
     def ask(self) -> int | None:

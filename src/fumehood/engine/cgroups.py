@@ -16,7 +16,7 @@ from ..types import Limits
 from .cgroup_home import Home, Unavailable, find_home, read, remove, write
 
 _SPARE = 16
-_TRIAL = Limits(memory_bytes=1 << 20)
+_TRIAL = Limits(memory_bytes=256 * os.sysconf("SC_PAGE_SIZE"))
 TRIAL_BYTES = 2 * _TRIAL.memory_bytes
 _heeds_memory: bool | None = None  # whether its limit was seen to hold somebody back; None: not tried yet
 
@@ -124,12 +124,16 @@ class Group:
         return used_s
 
     def has_refused_memory(self) -> bool:
-        """Whether its limit has held somebody back, ever: a number in a file holds back nobody."""
+        """Whether its limit has held somebody back, ever: a number in a file holds back nobody.
+
+        So it is said, too, if nobody came in: that is not the limit's fault, and the next cell will say whose it is.
+        """
         path = self.paths["memory"]
-        if self._v2:
-            return _field(_try_read(f"{path}/memory.events"), "max") > 0
-        limit, most = (int(_try_read(f"{path}/memory.{name}_in_bytes") or 0) for name in ("limit", "max_usage"))
-        return self._read_counts()[0] > 0 or limit // 2 < most <= limit  # the count of failures is not kept everywhere
+        limit, most = (int(_try_read(f"{path}/{name}") or -1) for name in self._memory_files())
+        if self._v2 and _field(_try_read(f"{path}/memory.events"), "max"):
+            return True
+        # The most that was used, since not every kernel keeps its count of failures.
+        return self._read_counts()[0] > 0 or most == 0 or limit // 2 < most <= limit
 
     def clear(self) -> None:
         """Kill all inside, for a cell that no pid namespace holds together; then it is free again."""
@@ -179,6 +183,10 @@ class Group:
                 except ProcessLookupError:
                     pass
             time.sleep(0.005)
+
+    def _memory_files(self) -> tuple[str, str]:
+        """Its limit, and the most that was ever used."""
+        return ("memory.max", "memory.peak") if self._v2 else ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
 
     def _set_memory(self, size: int) -> None:
         path = self.paths["memory"]

@@ -36,6 +36,7 @@ _SKELETON_LINKS = (
     ("/dev/stderr", "/proc/self/fd/2"),
     ("/var/tmp", "../tmp"),
 )
+CROWD = 1024  # processes of others that may come while a program runs
 _MEMORY_PER_SOCKET, _LEAST_SOCKETS = 2 << 20, 64
 SOCKET_BYTES = 256 << 10  # that one may hold: see sockets
 _LITTLE_USED = ("bin", "include", "share")  # of a virtualenv: an overlay of each would cost every cell
@@ -237,21 +238,22 @@ def plan_open_cell(
 ) -> CellPlan:
     """`confined` and `process`: no namespaces; the locks are the program's alone, its supervisor stays outside.
 
-    `asks`: its filter does, see the supervisor.
-    `others`: how many processes its user has besides, where neither a control group nor its supervisor counts the
-    program's own: the kernel's limit is for all of them.
+    `asks`: its filter does, see metadata.
+    `others`: how many processes its user has besides, where no control group counts the program's own: the kernel's
+    limit is for all of them. It has room for a crowd, or neighbours would take each other's: who watches the tree is
+    stricter.
     """
     steps: list[Step] = []
     if caller.is_root and drop_root:
         steps.append(("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID))
-    steps.append(("limits", _rlimits(limits, caller, others=others)))
+    steps.append(("limits", _rlimits(limits, caller, others=None if others is None else others + CROWD)))
     if level == "confined":
         steps.append(("shed_capabilities",))
     steps.append(("no_new_privileges",))
     steps.append(("die_with_parent", int(signal.SIGKILL)))  # should its supervisor be killed
     if level == "confined" and landlock:
         steps.append(("landlock", readable, (directory, "/dev/shm", "/dev/null", "/dev/zero", "/dev/full")))
-    if seccomp is not None:
+    if level == "confined" and seccomp is not None:
         steps.append(("asking_seccomp" if asks else "seccomp", seccomp))
     cell_steps: tuple[Step, ...] = (("adopt_orphans",), ("die_with_parent", KILL_TREE))
     if keeps_signals:

@@ -257,7 +257,6 @@ class Root:
                 landlock=self._landlock,
                 own_proc=not self._without.proc,
                 counts_sockets="network" in self._asks,
-                counts_processes="processes" in self._asks,
                 fences_metadata=self.level == "confined" and ("metadata" in self._asks or self.owner is not None),
                 became_unprivileged=self.caller.drops and (self.level == "sealed" or self.owner is not None),
                 is_root=self.caller.is_root,
@@ -279,7 +278,7 @@ class Root:
             drop_root=self.owner is not None,
             landlock=bool(self._landlock),
             keeps_signals=self._keeps_signals,
-            others=_tasks_of(self.owner or self.caller.uid) if self._counts_users_processes else None,
+            others=None if self.zygote.groups.counts("pids") else _tasks_of(self.owner or self.caller.uid),
             asks=bool(self._asks),
         )
 
@@ -321,21 +320,14 @@ class Root:
         """What a program's filter asks about: sockets of its own network, and what else nobody counts or fences."""
         if self._without.asking:
             return ()
-        if self.level != "sealed":
-            processes = () if self.zygote.groups.counts("pids") or not _has_filters() else ("processes",)
-            # Who has an id of its own owns no file of the host.
-            return ("metadata", *processes) if self.level == "confined" and self.owner is None else processes
-        if self._without.proc:
+        if self.level == "confined":
+            return ("metadata",) if self.owner is None else ()  # who has an id of its own owns no file of the host
+        if self.level != "sealed" or self._without.proc:
             return ()
         counted = self.zygote.groups.counts("memory")
         if self._network:
             return ("epolls", "locks") if counted else ("epolls", "locks", "shared_memory")
         return ("epolls", "locks", "network", *(() if counted else ("unix", "shared_memory")))
-
-    @property
-    def _counts_users_processes(self) -> bool:
-        """By the kernel's limit, which is for all that its user has: where nothing better is to be had."""
-        return not self.zygote.groups.counts("pids") and "processes" not in self._asks
 
     def _watches(self) -> bool:
         """Whether the supervisor must add up the tree's memory, and can."""
@@ -345,13 +337,11 @@ class Root:
 def _filter(
     level: Level, network: bool, *, counted: bool, can_watch_files: bool, asks: tuple[str, ...]
 ) -> bytes | None:
-    if level == "process" and not asks:
+    if level == "process":
         return None
     from . import seccomp  # its tables load while the interpreter starts
 
     machine = os.uname().machine
-    if level == "process":
-        return seccomp.compile_fork_filter(machine)
     if not seccomp.supported(machine):
         raise SetupFailed(Failure("seccomp", 0, f"no table of system calls for {machine}"))
     # A cell with its own network namespace may open what it likes there; without one the filter is the fence.
@@ -362,12 +352,6 @@ def _filter(
         can_watch_files=can_watch_files,
         asks=asks,
     )
-
-
-def _has_filters() -> bool:
-    from . import seccomp
-
-    return seccomp.supported(os.uname().machine)
 
 
 def _tasks_of(uid: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fumehood.engine import _syscall_numbers as numbers
 from fumehood.engine.flags import METADATA_CALLS
 
-__all__ = ["ALLOWED", "CHECKED", "compile_filter", "compile_fork_filter", "supported"]
+__all__ = ["ALLOWED", "CHECKED", "compile_filter", "supported"]
 
 _FILES = """
     open openat openat2 creat close close_range read write pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2
@@ -201,7 +201,7 @@ def _checked(can_open_network: bool, asks: Collection[str] = ()) -> dict[str, _C
     reads_limits = _arg(2) + _branch(_JEQ, 0, _load(16 + 8 * 2 + 4) + _branch(_JEQ, 0, _ALLOW, _EPERM), _EPERM)
     policy = _only(_arg(1, mask=0xFFFFFFFF ^ _RESET_ON_FORK), _SCHEDULERS)
     return {
-        "clone": _arg(0) + _branch(_JSET, _NAMESPACES, _EPERM, _ASK if "processes" in asks else _ALLOW),
+        "clone": _arg(0) + _branch(_JSET, _NAMESPACES, _EPERM, _ALLOW),
         "clone3": _ENOSYS,  # its flags are behind a pointer; libc falls back to clone
         "socket": _socket(can_open_network, asks),
         "socketpair": _socket(can_open_network=False, asks=asks),  # UNIX is the one family that has pairs
@@ -240,8 +240,6 @@ _ATTRIBUTES = ["setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexatt
 _FILE_IOCTLS, _IOCTL_TYPE = (0x5800, 0x6600, 0x7600, 0x9400), 0xFF00
 _MAP_TYPE, _MAPS_SHARED = 0xF, (1, 3)  # MAP_SHARED, MAP_SHARED_VALIDATE
 _WATCHES = frozenset({"inotify_init", "inotify_init1"})
-_FORKS = ("fork", "vfork", "clone", "clone3")
-_X32, _FORKS_OF_32_BITS = 0x40000000, (2, 120, 190, 435)  # the latter on x86 and on ARM
 _EPOLLS = frozenset({"epoll_create", "epoll_create1"})
 
 
@@ -264,8 +262,8 @@ def compile_filter(
     memory of a tree, whoever adds up its processes would miss it. Without `can_watch_files` it is as if there were too
     many watches: where the host's user has the same id, they would be taken from it. `asks`: what the
     supervisor is asked about, "network" and "unix" sockets, whose buffers stay as the kernel makes them,
-    "shared_memory" without a name, "locks", "epolls", new "processes" and threads, or modes and times ("metadata"),
-    besides which no attributes are changed.
+    "shared_memory" without a name, "locks", "epolls", or modes and times ("metadata"), besides which no attributes are
+    changed.
     """
     if not supported(machine):
         raise ValueError(f"no seccomp filter for {machine!r}: only for {', '.join(_MACHINES)}")
@@ -276,8 +274,6 @@ def compile_filter(
         unsupported = _errno(errno.EOPNOTSUPP)
         checked |= dict.fromkeys(_ATTRIBUTES, unsupported)
         checked["ioctl"] = _arg(1, mask=_IOCTL_TYPE) + _one_of(_FILE_IOCTLS, unsupported, checked["ioctl"])
-    if "processes" in asks:
-        checked |= dict.fromkeys(("fork", "vfork"), _ASK)
     if "epolls" in asks:
         checked |= dict.fromkeys(_EPOLLS, _ASK)
     if "shared_memory" in asks:
@@ -289,18 +285,5 @@ def compile_filter(
     calls = {number: checked.get(name, _ALLOW if name in ALLOWED else _EPERM) for name, number in table.items()}
     # Numbers past the table are ENOSYS, the x32 calls too; in a foreign architecture (int 0x80) they mean other calls.
     native = _load(0) + _choose(calls, _ENOSYS)
-    return _packed(_load(4) + _branch(_JEQ, audit_arch, native, _KILL))
-
-
-def compile_fork_filter(machine: str) -> bytes:
-    """Allows everything, and asks the supervisor about new processes and threads."""
-    audit_arch, table = _MACHINES[machine]
-    forks = {table[name] for name in _FORKS if name in table}
-    if machine == "x86_64":
-        forks |= {_X32 | number for number in forks}
-    native = _load(0) + _one_of(forks, _ASK, _ALLOW)
-    return _packed(_load(4) + _branch(_JEQ, audit_arch, native, _load(0) + _one_of(_FORKS_OF_32_BITS, _ASK, _ALLOW)))
-
-
-def _packed(program: _Code) -> bytes:
+    program = _load(4) + _branch(_JEQ, audit_arch, native, _KILL)
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
