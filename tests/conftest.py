@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["harness.order", "harness.skips", "harness.evidence", "harness.next_start", "harness.attacks"]
+pytest_plugins = [
+    "harness.order",
+    "harness.skips",
+    "harness.evidence",
+    "harness.next_start",
+    "harness.attacks",
+    "harness.own_count",
+]
 
 if sys.version_info < (3, 12):  # where two threads that parse at once may both get a SystemError, pytest among them
     _parse, _one_at_a_time = ast.parse, threading.RLock()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import packages
+from fumehood import installation, packages
 from fumehood.config import Settings
 from fumehood.errors import PackageError
 from fumehood.guest.procfs import stat
@@ -245,3 +247,18 @@ def test_a_tree_deeper_than_python_recurses_is_removed(tmp_path: Path) -> None:
     Path(deep, "file").write_bytes(b"x")
     remove(str(top))
     assert not top.exists()
+
+
+def test_who_ends_an_installation_waits_for_all_that_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what is still ending could write where the directory is removed."""
+    signals: list[int] = []
+
+    def killpg(_: int, signo: int) -> None:
+        signals.append(signo)
+        if len(signals) == 4:
+            raise ProcessLookupError
+
+    with subprocess.Popen(["true"]) as process:
+        monkeypatch.setattr(os, "killpg", killpg)
+        installation._end(process)
+    assert signals == [signal.SIGKILL, 0, 0, 0]

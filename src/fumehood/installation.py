@@ -21,6 +21,7 @@ MAX_DEPTH = 100  # directories in each other
 MEMORY_BYTES = 4 << 30
 _MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 _POLL_S = 0.05
+_ENDING_S = 5.0  # only who hangs in the kernel takes so long
 _BLOCK = 4096
 _WHILE = 2  # times as much as may be left in the end: wheels lie beside what is unpacked of them
 # No directory in which somebody could have planted a module, a requirement or a configuration.
@@ -85,8 +86,7 @@ class Installation:
                 self._follow(process)
             finally:
                 if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                    _end(process)
             output.seek(max(0, output.tell() - _MAX_OUTPUT_BYTES))
             lines = output.read().decode("utf-8", "replace").splitlines()
             code = int(os.pread(told.fileno(), 8, 0) or 1)
@@ -125,6 +125,17 @@ class Installation:
         taken = measure(directory, most)
         if taken.size_bytes > most.size_bytes or taken.files > most.files or taken.is_too_deep:
             raise TooLarge(taken)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With all that it has started: who is still ending could write where the caller removes."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    until = time.monotonic() + _ENDING_S
+    with suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < until:
+            os.killpg(process.pid, 0)
+            time.sleep(_POLL_S / 10)
 
 
 def _lower(pid: int, kind: int, most: int) -> None:

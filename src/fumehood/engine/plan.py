@@ -36,7 +36,6 @@ _SKELETON_LINKS = (
     ("/dev/stderr", "/proc/self/fd/2"),
     ("/var/tmp", "../tmp"),
 )
-CROWD = 1024  # processes of others that may come while a program runs
 _MEMORY_PER_SOCKET, _LEAST_SOCKETS = 2 << 20, 64
 SOCKET_BYTES = 256 << 10  # that one may hold: see sockets
 _LITTLE_USED = ("bin", "include", "share")  # of a virtualenv: an overlay of each would cost every cell
@@ -75,7 +74,7 @@ class Without(NamedTuple):
     proc: bool = False  # masked: then there is no /proc, rather than the host's
     bounds: bool = False  # /proc/sys cannot be written: seccomp alone refuses namespaces
     become: bool = False
-    asking: bool = False  # another filter above ours asks already: then ours can ask nothing
+    asking: bool = False  # another filter above ours asks already: then nobody counts a program's sockets
 
 
 class ZygotePlan(NamedTuple):
@@ -240,13 +239,12 @@ def plan_open_cell(
 
     `asks`: its filter does, see metadata.
     `others`: how many processes its user has besides, where no control group counts the program's own: the kernel's
-    limit is for all of them. It has room for a crowd, or neighbours would take each other's: who watches the tree is
-    stricter.
+    limit is for all of them.
     """
     steps: list[Step] = []
     if caller.is_root and drop_root:
         steps.append(("become", UNPRIVILEGED_ID, UNPRIVILEGED_ID))
-    steps.append(("limits", _rlimits(limits, caller, others=None if others is None else others + CROWD)))
+    steps.append(("limits", _rlimits(limits, caller, others=others)))
     if level == "confined":
         steps.append(("shed_capabilities",))
     steps.append(("no_new_privileges",))

@@ -8,7 +8,7 @@ from ..types import AXES, Axis, Level, Limits, Receipt
 from .cgroup_home import Home, Unavailable
 from .diagnose import errno_name, fix_for
 from .frames import Failure
-from .plan import CROWD, SOCKET_BYTES, most_sockets
+from .plan import SOCKET_BYTES, most_sockets
 
 _NO_METADATA = "contents only: modes, times and attributes of the user's own files can be changed"
 
@@ -127,8 +127,8 @@ def _processes(enforced: Enforced, limits: Limits, axis: Axis) -> Axis:
     if enforced.level == "sealed":
         return axis._replace(mechanism=f"{axis.mechanism}; RLIMIT_NPROC, at most {limits.processes}")
     reason = groups.missing["pids"] if isinstance(groups, Home) else groups
-    bound = f"watch over the tree every 20 ms, at most {limits.processes}"
-    if not enforced.is_root or enforced.became_unprivileged:  # the kernel's limit does not hold for root
-        bound += f"; RLIMIT_NPROC, {limits.processes + CROWD} more of this user"
+    bound = f"RLIMIT_NPROC, at most {limits.processes} more of this user"
+    if enforced.is_root and not enforced.became_unprivileged:
+        bound = "no bound on their number"  # the kernel's limit does not hold for root
     axis = axis._replace(mechanism=f"{axis.mechanism}; {bound}")
     return axis._replace(step=reason.step, errno=errno_name(reason.errno), fix=reason.fix)

@@ -13,7 +13,6 @@ import select
 import time
 
 from ..guest.procfs import (
-    STATE,
     SYSTEM,
     THREADS,
     USER,
@@ -62,7 +61,6 @@ class Supervisor:
         self._memory_limit: int | None = order["watch_memory"]  # bytes, where no cgroup counts them
         self._memory = Memory(self._disk)
         self._processes: int | None = order["processes"]  # where no cgroup counts them
-        self._watches = self._memory_limit is not None or (self._processes is not None and not self._sealed)
         self._directory: str | None = order["directory"]
         self._waits: bool = order["waits"]
         self._reaches_its_own_alone = keeps_signals or os.getpid() == 1  # by `kill(-1)`, which is one step for all
@@ -101,12 +99,14 @@ class Supervisor:
         idle_s: float | None = None
         rests_until = 0.0
         while True:
-            info = wait(0 if self._are_more_dead else None if not self._watches else _TICK_S if begun else _IDLE_TICK_S)
+            info = wait(
+                0 if self._are_more_dead else None if self._memory_limit is None else _TICK_S if begun else _IDLE_TICK_S
+            )
             signo = info.si_signo if info is not None else 0
             # Looked for by itself: the kernel hands out lower numbers first, and of these a program may send many.
             if not self._sealed and (signo == KILL_TREE or signal.sigtimedwait({KILL_TREE}, 0)):
                 return self._report(signal.SIGKILL, None, was_told=True)
-            if self._watches:
+            if self._memory_limit is not None:
                 if not begun:  # it may have come, forked and gone quiet before the first of these looks
                     used_s = _cpu_s(self._child)
                     begun = self._has_others() or (idle_s is not None and used_s > idle_s + _NO_PROGRAM_S)
@@ -215,8 +215,7 @@ class Supervisor:
         if status and self._disk and _is_full(self._disk):
             self._flags |= frames.DISK_FULL
         # Those that were refused a fork end too, so at its end a tree that hit the limit is no longer at it.
-        most = self._processes if status and not was_told and self._sealed else None
-        if most and _count_tasks(self._tree()) >= most // 2:
+        if status and not was_told and self._processes and self._count_tasks(self._tree()) >= self._processes // 2:
             self._flags |= frames.PROCESSES_HIT
         is_clean = self._sealed or self._hunt()  # first: to measure a large tree takes time. We have waited for all
         cpu_ns, max_rss = self._usage(usage)
@@ -285,7 +284,7 @@ class Supervisor:
     def _watch(self) -> None:
         """Add up the tree where the kernel does not do it for us."""
         pids = self._tree()
-        if self._processes and self._is_a_crowd(pids, self._processes):
+        if self._processes and self._count_tasks(pids) >= self._processes:
             self._flags |= frames.PROCESSES_HIT
         ticks = self._shown_ticks(pids)
         if ticks < self._ticks:  # somebody was waited for between two files, or by nobody
@@ -298,14 +297,8 @@ class Supervisor:
     def _is_shared_gone(self) -> bool:
         return nameless(self._tree()) == {}
 
-    def _is_a_crowd(self, pids: list[int], most: int) -> bool:
-        """Sealed, the kernel's own limit has refused it more; elsewhere that is for all whom its user has."""
-        if self._sealed:
-            return _count_tasks(pids) >= most
-        if _count_tasks(pids, dead=False) <= most:
-            return False
-        tree.send(self._child, signal.SIGKILL)
-        return True
+    def _count_tasks(self, pids: list[int]) -> int:
+        return sum(int(fields[THREADS]) for fields in map(stat, pids) if fields)
 
     def _tree(self) -> list[int]:
         """The dead among them: what they have used shows nowhere else until somebody waits for them."""
@@ -352,12 +345,6 @@ def _newest_number() -> int:
         os._exit(0)
     os.waitpid(pid, 0)
     return max(pid, _USUAL_NUMBERS)
-
-
-def _count_tasks(pids: list[int], *, dead: bool = True) -> int:
-    """Processes and threads; the dead too, for whom nobody has waited."""
-    seen = [(fields[STATE], int(fields[THREADS])) for fields in map(stat, pids) if fields]
-    return sum(threads for state, threads in seen if dead or state != b"Z" or threads > 1)
 
 
 def _wait(within_s: float | None) -> Any:
