@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -562,6 +563,16 @@ def test_no_number_is_used_twice() -> None:
         numbers.add(channel._run)
     assert len(numbers) == 100
     assert max(numbers) > 1 << 40
+
+
+def test_the_number_of_a_run_does_not_tell_that_of_the_next() -> None:
+    """A run knows its own."""
+    channel = Channel()
+    numbers = []
+    for _ in range(100):
+        channel.begin("pass")
+        numbers.append(channel._run)
+    assert len({after - before for before, after in pairwise(numbers)}) == 99
 
 
 def test_the_supervisor_has_no_child_but_the_program(level: str) -> None:

@@ -472,3 +472,27 @@ def test_epoll_instances_have_no_bound_of_the_kernel_s_own() -> None:
 def test_epoll_instances_are_bounded(start: Callable[..., Engine], groups: str) -> None:
     """And what was closed is forgotten."""
     assert outcome(start(groups), EPOLLS)[0] == "256 EMFILE\nloops\n"
+
+
+HOLDERS = """
+import ctypes, os, select, signal
+hides, held, found = %r, [], 0
+ours, theirs = os.pipe()
+for _ in range(4):
+    if os.fork() == 0:
+        if hides: ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+        try:
+            while len(held) < 200: held.append(select.epoll())
+        except OSError: pass
+        os.write(theirs, bytes([len(held)]))
+        signal.pause()
+    found += os.read(ours, 1)[0]
+print(found)
+"""
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_epoll_instances_of_all_processes_are_counted_together(start: Callable[..., Engine], hides: bool) -> None:
+    """Who hides what it has open gains nothing by it."""
+    engine = start("with groups" if os.geteuid() == 0 else "without groups")
+    assert outcome(engine, HOLDERS % hides)[0] == "256\n"
