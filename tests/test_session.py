@@ -643,6 +643,21 @@ def test_or_the_call_is_skipped_with_a_warning(caplog):
     assert session.run("x").stdout == "x"
 
 
+@pytest.mark.parametrize(
+    ("call", "timeout_s"),
+    [
+        (lambda session: session.run("x", timeout=7), 7),
+        (lambda session: session.exec(["true"], timeout=8), 8),
+        (lambda session: session.run("x"), 9),
+        (lambda session: session.write("/workspace/a", "a"), 9),
+    ],
+)
+def test_a_sandbox_is_made_within_the_time_out_of_the_call_that_needs_it(call, timeout_s):
+    session, fake = opened(timeout_sec=9)
+    call(session)
+    assert [sandbox.spec.timeout_s for sandbox in fake.sandboxes] == [timeout_s]
+
+
 NO_DESCRIPTORS = r"this process has no descriptors left \(.*\): close sessions, or raise the limit: ulimit -n 8192"
 
 
