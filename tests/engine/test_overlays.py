@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import get_sandbox
-from fumehood.engine import _syscalls, mounter
+from fumehood.engine import _syscalls, frames, mounter, zygote
 from fumehood.engine.jail import StepFailed
 from fumehood.engine.overlays import Overlays
 from support import HANG_S, open_fds
@@ -115,6 +115,42 @@ def test_a_shortage_leaves_no_tree_without_its_overlay(kernel: Kernel, number: i
     overlays.prepare()
     assert open_fds() == held + 2
     overlays.forget()
+
+
+def test_no_cell_is_born_without_the_overlays_that_a_shortage_kept_from_it(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pidfd = 1000
+    monkeypatch.setattr(zygote, "_make_cell", lambda *_: pidfd)
+    overlays = Overlays(["/usr", "/etc"])
+    held = open_fds()
+
+    def obey() -> tuple[bytes, int]:
+        others = zygote._Network(), zygote._Volumes(overlays), overlays, zygote._Orphans()
+        return zygote._obey({"volume": None, "flags": 0}, [], *others)
+
+    kernel.fails_at, kernel.fails_with = 1, errno.EMFILE
+    with pytest.raises(StepFailed):
+        obey()
+    assert obey() == (frames.BORN, pidfd)
+    assert open_fds() == held + 2
+    overlays.forget()
+
+
+def test_no_volume_is_made_without_them_either(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlays = Overlays(["/usr", "/etc"])
+    volumes = zygote._Volumes(overlays)
+    volumes._home = 1000  # it has one
+    held = open_fds()
+    made = []
+    monkeypatch.setattr(volumes, "_build", lambda *_: made.append(open_fds() - held) or 1001)
+    monkeypatch.setattr(volumes, "leave", lambda: None)
+    monkeypatch.setattr(zygote, "_own_mounts", lambda: 1002)
+    kernel.fails_at, kernel.fails_with = 1, errno.EMFILE
+    with pytest.raises(StepFailed):
+        volumes.make({"make_volume": 1}, [])
+    assert volumes.make({"make_volume": 1}, []) == 1001
+    assert made == [2]
 
 
 def test_a_tree_of_which_there_can_be_no_overlay_stays_as_it_is(kernel: Kernel) -> None:
