@@ -11,12 +11,13 @@ from .errors import BadArgument, PackageError
 MAX_REQUIREMENTS = 100
 MAX_CHARS = 500
 
-# Possessive: of blanks that several parts could take, every division would be tried.
+# Possessive: of blanks that several parts could take, every division would be tried. Single characters alone: a group
+# that is, and fails, keeps what it has read in Python 3.11 before 3.11.5.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*+(?<=[A-Za-z0-9])"
 _VERSIONS = r"(?:===|==|~=|!=|<=|>=|<|>)\s*+[A-Za-z0-9._*+!-]++"
 _REQUIREMENT = re.compile(
-    rf"(?P<name>{_NAME})\s*+(?:\[(?P<extras>[A-Za-z0-9._,\s-]*+)\])?+\s*+"
-    rf"(?P<open>\()?+\s*+(?P<versions>{_VERSIONS}(?:\s*+,\s*+{_VERSIONS})*+)?+\s*+(?(open)\))\s*+(?:;(?P<marker>.*+))?+",
+    rf"(?P<name>{_NAME})\s*+(?:\[(?P<extras>[A-Za-z0-9._,\s-]*+)\])?\s*+"
+    rf"(?P<open>\()?\s*+(?P<versions>{_VERSIONS}(?:\s*+,\s*+{_VERSIONS})*)?\s*+(?(open)\))\s*+(?:;(?P<marker>.*+))?",
     re.ASCII,
 )
 _TEXT = "[A-Za-z0-9 ._*+!/-]*"

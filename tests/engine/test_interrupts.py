@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,10 @@ from fumehood import IsolationUnavailable, get_sandbox, interrupts, open_session
 from fumehood.api import OneShot
 from fumehood.engine import engine as engines
 from fumehood.engine.cgroups import Group
+from fumehood.engine.plan import Without
+from fumehood.engine.root import Root
 from fumehood.engine.turns import turns
+from fumehood.engine.zygotes import Zygote
 from fumehood.interrupts import Held, acquire, let_through
 from support import HANG_S, wait_until
 
@@ -124,6 +128,21 @@ def test_the_first_call_of_all_may_be_interrupted_at_any_line(monkeypatch: pytes
     sandboxes.append(get_sandbox(isolation="sealed", warm_cells=0, **SETTINGS))
     interrupt_everywhere(lambda: sandboxes[0].execute(""), 60, end)
     sandboxes[0].close()
+
+
+def test_a_zygote_that_is_ended_while_it_starts_leaves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on as another process, which is ours to wait for too, and of which it has just told us or is about to."""
+    before = set(descendants())
+    for moment in range(150):
+
+        def interrupted(_: Zygote, after_s: float = moment * 0.0004) -> None:
+            time.sleep(after_s)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Zygote, "wait_up", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Root("sealed", False, None, Without())
+    assert set(descendants()) <= before
 
 
 def test_a_call_of_a_session_may_be_interrupted_at_any_line() -> None:

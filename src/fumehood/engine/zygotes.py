@@ -32,6 +32,7 @@ _START_S = 60.0  # only a hang takes so long, on a busy machine too
 _BORN_S = 60.0
 _LOOK_S = 0.5  # how long it may be silent before we look whether it was stopped
 _ENDING_S = 0.5
+_LEAVE_S = 5.0  # only who is stopped takes so long
 _EXITING = 0x4  # PF_EXITING of the kernel, in /proc/PID/stat
 _IMPORT_S = 60.0
 
@@ -71,6 +72,7 @@ class Zygote:
             raise EngineFailed(
                 f"no control groups could be made: {error.strerror}; {fix_for('', error.errno or 0)}"
             ) from error
+        self._will_go_on = False  # as another process, whose number it will tell
         self._seals = False  # its cells are pid namespaces: the kernel clears up after them
         self.landlock_abi = 0
         self.not_imported: dict[str, str] = {}
@@ -81,7 +83,7 @@ class Zygote:
 
     def become(self, blueprint: dict[str, Any]) -> None:
         """Tell it what to build; `wait_up` tells how that went."""
-        self._seals = bool(blueprint["flags"])
+        self._seals = self._will_go_on = bool(blueprint["flags"])
         self._socket.settimeout(_LOOK_S)
         try:
             self._socket.send(marshal.dumps(blueprint))
@@ -107,7 +109,7 @@ class Zygote:
                 name, why = frames.parse_not_imported(frame)
                 self.not_imported[name] = why
             elif kind == frames.PID:
-                self._launched.go_on_as(frames.parse_pid(frame))
+                self._go_on(frame)
             elif kind == frames.UP:
                 self.landlock_abi = frames.parse_up(frame)
                 return
@@ -262,14 +264,22 @@ class Zygote:
         return bool(fields) and bool(int(fields[6]) & _EXITING)
 
     def _take_leave(self) -> None:
-        """It may have gone on as another process a moment ago, which is the one to be ended."""
+        """If it goes on as another process, that is the one to be ended.
+
+        Killed before it has told the other's number, it would leave us a child that we do not know.
+        """
         try:
-            self._socket.setblocking(False)
-            while frame := self._socket.recv(frames.MAX_FRAME):
+            self._socket.settimeout(_LEAVE_S if self._will_go_on else 0)
+            while (frame := self._socket.recv(frames.MAX_FRAME)) and frame[:1] != frames.FAILED:
                 if frame[:1] == frames.PID:
-                    self._launched.go_on_as(frames.parse_pid(frame))
+                    self._go_on(frame)
+                    self._socket.settimeout(0)
         except (OSError, EngineFailed):
             pass
+
+    def _go_on(self, frame: bytes) -> None:
+        self._will_go_on = False
+        self._launched.go_on_as(frames.parse_pid(frame))
 
     def _ask(self, order: dict[str, Any], fds: list[int]) -> list[int]:
         try:
