@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from support import HANG_S, wait_until
+from support import HANG_S, is_stopped, wait_until
 
 _SERVICES = Path(__file__).parents[1] / "scripts" / "services"
 IMAGE = "antigravity-sandbox:latest"
@@ -103,6 +103,8 @@ class Daemon:
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            assert wait_until(lambda: is_stopped(self._process.pid))
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

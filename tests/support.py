@@ -11,6 +11,7 @@ from typing import Any
 from fumehood.api import OneShot, get_sandbox
 from fumehood.backends.base import Backend, Process, Sandbox, SandboxSpec
 from fumehood.backends.fake import Answer, FakeBackend
+from fumehood.guest import procfs
 from fumehood.types import Command, ExecutionResult, Receipt
 
 DRIVERS = ("direct", "async")
@@ -107,3 +108,8 @@ class DeafBackend(AsyncOnly):
                 pass
 
         return Deaf()
+
+
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP, which takes effect a moment later, and for each thread by itself."""
+    return all(procfs.stat(f"{pid}/task/{thread}")[:1] == [b"T"] for thread in os.listdir(f"/proc/{pid}/task"))

@@ -57,12 +57,6 @@ def all_gone(family: set[Known]) -> bool:
     return wait_until(lambda: not any(each.lives for each in family))
 
 
-def is_stopped(pid: int) -> bool:
-    """By SIGSTOP, which takes effect a moment later."""
-    fields = _stat(pid)
-    return fields is not None and fields[0] == "T"
-
-
 def waiting(pid: int) -> set[Known]:
     """The programs `WAITS` beneath this process: those that have a handler for the signal they wait for."""
     return {each for each in beneath(pid) if _handles(each.pid, signal.SIGUSR1)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from processes import LASTING, all_gone, beneath, is_stopped, waiting
+from processes import LASTING, all_gone, beneath, waiting
 from sockets import listen, opened, ticket
 from websockets.exceptions import InvalidStatus
 
@@ -21,7 +21,7 @@ from fumehood.errors import BadArgument
 from fumehood.server import ids
 from fumehood.server.peers import socket_path
 from running import TOKENS, Running
-from support import HANG_S, wait_until
+from support import HANG_S, is_stopped, wait_until
 
 Start = Callable[..., Running]
 NDJSON = {"Accept": "application/x-ndjson"}
