@@ -231,6 +231,13 @@ def test_where_nobody_came_in_the_limit_is_not_to_blame(groups: Groups, monkeypa
     assert groups.counts("memory")
 
 
+def test_a_limit_that_the_kernel_calls_none_has_held_back_nobody(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cgroups, "_try_read", lambda path: "max\n" if path.endswith(("max", "limit_in_bytes")) else "7\n"
+    )
+    assert not group.has_refused_memory()
+
+
 def test_without_any_limit_that_holds_there_are_no_groups(groups: Groups, home: Home) -> None:
     own = groups.free()
     assert own is not None

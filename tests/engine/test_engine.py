@@ -636,6 +636,26 @@ def test_a_limit_of_memory_counts_only_if_it_held_somebody_back(monkeypatch: pyt
         assert exited.reason == "memory"
 
 
+def test_a_filter_is_made_for_the_limits_that_another_zygote_found_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was judged while this one was being built, which took the limit for one that counts."""
+    waited = zygotes.Zygote.wait_up
+
+    def wait_up(zygote: zygotes.Zygote) -> None:
+        waited(zygote)
+        monkeypatch.setattr(cgroups, "_heeds_memory", False)
+
+    monkeypatch.setattr(cgroups, "_heeds_memory", None)
+    monkeypatch.setattr(zygotes.Zygote, "wait_up", wait_up)
+    with Own("sealed") as made:
+        try:
+            axis = made.check(LIMITS, network=False).axes["memory"]
+        except IsolationUnavailable as missing:
+            pytest.skip(f"no sealed sandbox on this machine: {missing}")
+        if "held back" not in (axis.step or ""):
+            pytest.skip("no control group counts memory here")
+        assert finish(start(made, "import os; os.memfd_create('x')"))[1].exit_code == 1, "memory that nobody would see"
+
+
 def test_without_a_descriptor_left_no_limit_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that tries it was made; there was no room for what stands for it."""
     monkeypatch.setattr(cgroups, "_heeds_memory", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -169,7 +170,7 @@ def test_suggestions_wait_for_calls_and_hold_up_nothing(monkeypatch: pytest.Monk
     busy, did = [True], list[int]()
     monkeypatch.setattr(housekeeper, "_is_busy", [lambda: bool(busy)])
     for number in range(100):
-        housekeeper.suggest(lambda number=number: did.append(number))  # type: ignore[misc]
+        housekeeper.suggest(functools.partial(did.append, number))
     cleared = threading.Event()
     housekeeper.later(cleared.set)
     assert cleared.wait(HANG_S)

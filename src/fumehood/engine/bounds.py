@@ -1,4 +1,4 @@
-"""Bounds how many of something a program has: it is asked for each, and seldom looks how many there are."""
+"""Bounds how many of something a program may have. It is asked for each new one, and counts them only when it must."""
 
 from __future__ import annotations
 

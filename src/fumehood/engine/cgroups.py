@@ -129,7 +129,7 @@ class Group:
         So it is said, too, if nobody came in: that is not the limit's fault, and the next cell will say whose it is.
         """
         path = self.paths["memory"]
-        limit, most = (int(_try_read(f"{path}/{name}") or -1) for name in self._memory_files())
+        limit, most = (_number(_try_read(f"{path}/{name}")) for name in self._memory_files())
         if self._v2 and _field(_try_read(f"{path}/memory.events"), "max"):
             return True
         # The most that was used, since not every kernel keeps its count of failures.
@@ -324,6 +324,11 @@ def _field(text: str, name: str) -> int:
         if key == name:
             return int(value)
     return 0
+
+
+def _number(text: str) -> int:
+    """-1: there is none."""
+    return int(text) if text.strip().isdecimal() else -1
 
 
 def _try_read(path: str) -> str:

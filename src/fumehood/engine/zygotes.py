@@ -121,12 +121,12 @@ class Zygote:
                 raise EngineFailed(f"the zygote ended while starting{self._said()}")
 
     def try_groups(self) -> bool:
-        """Whether they count what they did: somebody meets the limit of memory, once in a process."""
+        """Whether they still count what they seemed to: once in a process, somebody meets a limit of memory."""
         counted = self.groups.counts("memory")
         with self._taken():
             group = self.groups.on_trial()
-        if group is None:
-            return True
+        if group is None:  # another zygote has tried it, perhaps a moment ago
+            return self.groups.counts("memory") == counted
         order = {"meet_limit": TRIAL_BYTES, "flags": 0, "groups": self.groups.version}
         fds = self._ask(order, group.doors)
         if not fds:
