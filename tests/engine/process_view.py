@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +52,13 @@ def descendants(root: int | None = None) -> dict[int, Seen]:
         edge = {pid for pid, seen in everybody.items() if seen.parent in edge and pid not in found}
         found |= {pid: everybody[pid] for pid in edge}
     return found
+
+
+def commands(pids: Iterable[int]) -> Iterator[str]:
+    """The command lines of those that are still there."""
+    for pid in pids:
+        with suppress(OSError):
+            yield Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
 
 
 def alive(pids: dict[int, str]) -> list[int]:

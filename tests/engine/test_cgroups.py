@@ -20,6 +20,9 @@ from fumehood.engine import cgroup_home, cgroups, diagnose
 from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.cgroups import Group, Groups
 from fumehood.engine.engine import shared
+from fumehood.engine.plan import Without
+from fumehood.engine.root import Root
+from fumehood.engine.zygotes import Zygote, ZygoteGone
 from fumehood.errors import IsolationUnavailable
 from fumehood.types import Command, Limits, Output
 from support import HANG_S, wait_until
@@ -373,6 +376,23 @@ def test_for_the_scheduler_a_program_is_one_however_many_sessions_it_starts(leve
         assert len(inside) == 5, "its supervisor, the program, its children"
     finally:
         cell.close()
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("level", ["sealed", "confined"])
+def test_a_group_is_free_when_its_zygote_dies_before_it_answers(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(zygote: Zygote, _: int) -> list[int]:
+        os.kill(zygote._pid, signal.SIGKILL)
+        raise ConnectionResetError("the zygote went away")
+
+    root = Root(level, False, None, Without())
+    try:
+        monkeypatch.setattr(Zygote, "_wait_answer", die)
+        with pytest.raises(ZygoteGone):
+            root.make_cell(Limits())
+        assert [group.is_free() for group in root.zygote.groups._groups] == [True]
+    finally:
+        root.close()
 
 
 # ---- removing, on plain directories

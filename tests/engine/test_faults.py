@@ -56,7 +56,8 @@ def settle(sandbox: Any) -> None:
         return
     assert sandbox.execute("print('before')", timeout=HANG_S).stdout == "before\n"
     pools = sandbox._backend._engine._roots[False]._pools
-    assert wait_until(lambda: len(pools[sandbox._planner.spec.limits, False]) >= min(2, warm_cells))
+    limits = sandbox._planner.spec.limits.built_in()
+    assert wait_until(lambda: len(pools[limits, False]) >= min(2, warm_cells))
 
 
 @contextmanager

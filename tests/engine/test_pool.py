@@ -630,3 +630,73 @@ def test_calls_that_come_and_go_without_end_do_not_keep_a_pool_empty() -> None:
                 pool.done(cell)
                 if cell is not None:
                     cell.close()
+
+
+# ---- those who share
+
+
+def test_who_requires_what_others_have_shares_their_zygote_and_their_cells() -> None:
+    with (
+        warm(671) as sandbox,
+        get_sandbox(isolation="sealed", store_code="never", warm_cells=2, memory_mb=671) as other,
+    ):
+        fill(sandbox)
+        assert other.execute("print(1)").stdout == "1\n"
+        assert engine_of(other) is not engine_of(sandbox)
+        assert zygote_of(other) is zygote_of(sandbox)
+        assert pool_of(other) is pool_of(sandbox)
+        assert pool_of(sandbox) is not None
+
+
+def test_cells_wait_until_the_last_who_shares_them_is_gone() -> None:
+    with warm(672) as sandbox:
+        with get_sandbox(isolation="sealed", store_code="never", warm_cells=2, memory_mb=672) as other:
+            fill(other)
+            assert sandbox.execute("print(1)").stdout == "1\n"
+        assert wait_until(lambda: waiting(sandbox) == 2)
+        pool = pool_of(sandbox)
+    assert pool is not None
+    assert len(pool) == 0
+    assert pool_of(sandbox) is None
+
+
+def test_seconds_of_cpu_are_not_built_into_a_cell() -> None:
+    with warm(673) as sandbox, open_warm(673, cpu_sec=1) as other:
+        fill(sandbox)
+        assert other._planner.spec.limits != sandbox._planner.spec.limits
+        assert "1 s of CPU time" in other.execute("while True: pass").stderr
+        assert [limits for limits, _ in engine_of(other)._roots[False]._pools if limits.memory_bytes == 673 << 20] == [
+            sandbox._planner.spec.limits
+        ]
+
+
+def test_limits_that_differ_each_time_fill_no_memory() -> None:
+    with warm(674) as sandbox:
+        root, limits = engine_of(sandbox)._roots[False], sandbox._planner.spec.limits
+        for number in range(500):
+            other = limits._replace(inodes=1000 + number)
+            root.receipt(other)
+            root._order_for(other, None, waits=False, shows=False)
+            engine_of(sandbox).lease(other, network=False, step=1)
+            engine_of(sandbox).lease(other, network=False, step=-1)
+        assert max(len(root._receipts), len(root._orders)) <= 64
+        assert len(engine_of(sandbox)._users) < 64
+
+
+def test_cells_that_cannot_be_made_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_RETRY_S", 0.0)
+    tried = []
+
+    def make() -> Any:
+        tried.append(1)
+        raise OSError("no")
+
+    pool = pools.Pool(make, 2)
+    try:
+        for times in (3, 6):  # the next request begins anew
+            assert pool.take() is None
+            pool.done()
+            assert wait_until(lambda: pool._filler is None)
+            assert len(tried) == times
+    finally:
+        pool.close()

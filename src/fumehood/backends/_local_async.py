@@ -171,7 +171,7 @@ class _LocalProcess(Process):
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         try:
-            loop.add_reader(self._cell.fileno(), readable.set)
+            loop.add_reader(fd := self._cell.fileno(), readable.set)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -180,7 +180,7 @@ class _LocalProcess(Process):
         try:
             await readable.wait()
         finally:
-            loop.remove_reader(self._cell.fileno())
+            loop.remove_reader(fd)  # by then the cell may have closed it, and would open another
             if timer is not None:
                 timer.cancel()
         return self._cell.read(0)

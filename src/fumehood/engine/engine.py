@@ -44,9 +44,10 @@ _DISPENSABLE = {
 
 
 class Engine:
-    """All sandboxes of this process that ask for the same isolation share one."""
+    """All sandboxes of this process that ask for the same isolation share one, which `shared` gives."""
 
-    def __init__(self, isolation: str, require: str | None, preload: tuple[str, ...] = ()):
+    def __init__(self, isolation: str, require: str | None, preload: tuple[str, ...] = (), *, is_shared: bool = False):
+        self._is_shared = is_shared
         self._isolation = isolation
         self._preload = preload
         self._require = require
@@ -152,10 +153,12 @@ class Engine:
     def lease(self, limits: Limits, *, network: bool, step: int, shows: bool = False) -> None:
         """Tell that a user of this kind of sandbox has come (1) or gone (-1); with the last its waiting cells go."""
         root = self._known(network)
+        kind = limits.built_in(), network, shows
         with self._lock:
-            kind = limits, network, shows
-            self._users[kind] = users = self._users.get(kind, 0) + step
-        if users <= 0 and root is not None:
+            self._users[kind] = self._users.get(kind, 0) + step
+            if self._users[kind] <= 0:
+                del self._users[kind]
+        if root is not None and not any(kind in engine._users for engine in (self, *_others_with(root, network))):
             root.end_pool(limits, shows=shows)
 
     def check(self, limits: Limits, *, network: bool) -> Receipt:
@@ -177,7 +180,7 @@ class Engine:
             self._roots = {}
             self._users = {}
             self._owner = os.getpid()
-        return self._roots.get(network)
+        return self._roots.get(network) or self._take_anothers(network)
 
     def _first(self, command: Command, limits: Limits, network: bool) -> Cell | Root:
         """The first execution is also the trial: a program is read only behind the last lock.
@@ -203,6 +206,20 @@ class Engine:
             if self._roots.get(network) is root:
                 del self._roots[network]
         root.close()
+
+    def _take_anothers(self, network: bool) -> Root | None:
+        """One that another engine has found, if it is what this one would find: they share its waiting cells."""
+        if not self._is_shared or self._isolation not in ("auto", "sealed"):
+            return None
+        for engine in list(_engines.values()):
+            if engine._preload != self._preload or engine._owner != os.getpid():
+                continue
+            root = engine._roots.get(network)
+            if root is None or root.level != "sealed" or root.is_closed:
+                continue
+            if self._require != "sealed" or _bounds_memory(root, _USUAL):
+                return self._roots.setdefault(network, root)
+        return None
 
     def _find(self, command: Command, limits: Limits, network: bool) -> tuple[Root, Cell]:
         first: Failure | None = None
@@ -286,6 +303,15 @@ class Engine:
         )
 
 
+def _bounds_memory(root: Root, limits: Limits) -> bool:
+    return root.receipt(limits).axes["memory"].level != "none"
+
+
+def _others_with(root: Root, network: bool) -> list[Engine]:
+    """The engines that `shared` gave which have it."""
+    return [engine for engine in list(_engines.values()) if engine._roots.get(network) is root]
+
+
 def _prove(
     level: Level,
     failure: Failure | None,
@@ -300,7 +326,7 @@ def _prove(
         root = Root(level, network, failure, without, preload)
     except SetupFailed as error:
         return error.failure
-    if require == "sealed" and root.receipt(limits).axes["memory"].level == "none":
+    if require == "sealed" and not _bounds_memory(root, limits):
         root.close()
         return Failure("proc", errno.EPERM, "and with neither it nor a control group nothing bounds memory")
     cell = None
@@ -407,7 +433,7 @@ def shared(isolation: str, require: str | None, preload: tuple[str, ...] = ()) -
         raise BadArgument(f"isolation must be auto, {', '.join(LEVELS)}, not {isolation!r}")
     with _engines_lock:
         key = (isolation, require, preload)
-        return _engines.setdefault(key, Engine(*key))
+        return _engines.setdefault(key, Engine(*key, is_shared=True))
 
 
 def _renew_lock() -> None:

@@ -22,6 +22,7 @@ _PATIENCE_S = 0.01  # a refill waits this long for requests to finish, so as not
 _QUIET_S = 60.0
 _READY_S = 60.0  # only a hang takes so long, on a busy machine too
 _RETRY_S = 1.0
+_TRIES = 3  # in a row that fail: then it is left to the next request
 _LEAVING_S = 0.5
 
 _alive: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -160,11 +161,12 @@ class Pool:
     def _fill(self) -> None:
         ends = self._ends
         assert ends is not None
+        failures = 0
         while True:
             with self._lock:
                 left = [*self._ended]
                 self._ended.clear()
-                wanted = 0 if self._closed else self._wanted()
+                wanted = 0 if self._closed or failures >= _TRIES else self._wanted()
                 while len(self._ready) > wanted:
                     left.append(self._ready.pop())
                 if not wanted:
@@ -181,7 +183,7 @@ class Pool:
             else:
                 if is_busy:
                     self._wait(ends, _PATIENCE_S)
-                self._add(ends)
+                failures = 0 if self._add(ends) else failures + 1
 
     def _wait(self, ends: _Ends, within_s: float) -> bool:
         """False if nothing has happened in that time."""
@@ -194,7 +196,7 @@ class Pool:
                     self._ended.append(cell)
         return happened
 
-    def _add(self, ends: _Ends) -> None:
+    def _add(self, ends: _Ends) -> bool:
         cell = None
         try:
             cell = self._make()
@@ -206,12 +208,13 @@ class Pool:
             if cell is not None:
                 cell.close()
             self._wait(ends, _RETRY_S)
-            return
+            return False
         with self._lock:
             if not self._closed:
                 self._ready.append(cell)
-                return
+                return True
         cell.close()
+        return True
 
     def _calm_down(self) -> None:
         """Nobody came for a while: first as if one at a time had, then as if nobody would."""

@@ -6,6 +6,7 @@ import functools
 import marshal
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from ..descriptors import exhausted
 from ..errors import EngineFailed
@@ -21,6 +22,10 @@ from .layout import discover
 from .pool import Pool
 from .zygotes import SetupFailed, Zygote
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+_KINDS = 64  # of limits, whose orders are kept
 _SCOPES_SIGNALS = 6  # the Landlock ABI from which on it does
 _READABLE = ("/proc", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd", "/etc/resolv.conf")
 
@@ -168,7 +173,8 @@ class Root:
             else:
                 plan_in_volume = self._plans_in_volumes.get(limits)
                 if plan_in_volume is None:
-                    plan_in_volume = self._plans_in_volumes[limits] = self._sealed_cell(limits, in_volume=True)
+                    plan_in_volume = self._sealed_cell(limits, in_volume=True)
+                    _remember(self._plans_in_volumes, limits, plan_in_volume)
                 order = self._order(plan_in_volume, limits, volume=volume, waits=waits)
         except BaseException:
             cell.close()
@@ -178,6 +184,7 @@ class Root:
 
     def pool(self, limits: Limits, maximum: int, *, shows: bool = False) -> Pool:
         """The one for these limits: they are built into a cell."""
+        limits = limits.built_in()
         pool = self._pools.get((limits, shows))
         if pool is None:
             make = functools.partial(self.make_cell, limits, waits=True, shows=shows)
@@ -186,7 +193,7 @@ class Root:
         return pool
 
     def end_pool(self, limits: Limits, *, shows: bool = False) -> None:
-        pool = self._pools.pop((limits, shows), None)
+        pool = self._pools.pop((limits.built_in(), shows), None)
         if pool is not None:
             pool.close()
 
@@ -224,7 +231,7 @@ class Root:
         if known is None:
             cell = self._sealed_cell(limits, shows=shows)
             known = self._order(cell, limits, waits=waits)
-            self._orders[limits, waits, shows] = known
+            _remember(self._orders, (limits, waits, shows), known)
         return known
 
     def _sealed_cell(self, limits: Limits, *, in_volume: bool = False, shows: bool = False) -> plan.CellPlan:
@@ -264,7 +271,8 @@ class Root:
                 failure=self._failure,
                 fix=fix_for(self._failure.step, self._failure.errno) if self._failure is not None else None,
             )
-            known = self._receipts[limits] = receipt.write(enforced, limits)
+            known = receipt.write(enforced, limits)
+            _remember(self._receipts, limits, known)
         return known
 
     def _open_cell(self, limits: Limits, directory: str, shown: tuple[str, ...] = ()) -> plan.CellPlan:
@@ -332,6 +340,13 @@ class Root:
     def _watches(self) -> bool:
         """Whether the supervisor must add up the tree's memory, and can."""
         return not self.zygote.groups.counts("memory") and not self._without.proc
+
+
+def _remember(known: dict[K, V], key: K, value: V) -> None:
+    """Of a few kinds: whoever brings other limits each time must not fill our memory."""
+    for oldest in list(known)[: max(0, len(known) + 1 - _KINDS)]:
+        known.pop(oldest, None)
+    known[key] = value
 
 
 def _filter(

@@ -209,6 +209,8 @@ class Zygote:
             cell.close()
             said = exhausted(error)
             if said is None:
+                if group is not None and not is_shared:
+                    group.release()  # its cell, if there was one, ends with the zygote
                 raise ZygoteGone(str(error)) from error
             if group is not None and not is_shared:
                 group.clear()
