@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -10,10 +11,12 @@ from fumehood import AsyncSession, config, get_sandbox
 from fumehood.backends.base import SandboxSpec
 from fumehood.backends.fake import FakeBackend, FakeSandbox
 from fumehood.config_table import Settings
-from fumehood.errors import BadArgument, CommandNotAllowed, FileError
+from fumehood.errors import BadArgument, CommandNotAllowed, FileError, IsolationUnavailable
 from fumehood.handed import MAX_FILE_BYTES, MAX_FILES, MAX_LEFT_OUT, MAX_TRIED, Handed
+from fumehood.outputs import in_order
+from fumehood.passed_over import MORE
 from fumehood.session import with_settings
-from fumehood.types import Exited, Output
+from fumehood.types import Exited, FileStat, Output
 from support import HANG_S
 
 OUT = "import os\nout = os.environ['TMPDIR'] + '/output/'\n"
@@ -77,6 +80,104 @@ def test_files_that_cannot_be_read_are_not_tried_for_ever():
     assert len(tried) == MAX_TRIED
     assert len(handed.left_out) == MAX_LEFT_OUT + 1
     assert handed.left_out[-1]["why"] == "900 more"
+
+
+LEAVES = """
+import os, socket
+out = os.environ['TMPDIR'] + '/output/'
+open(out + 'file', 'w').close()
+os.symlink('/etc/passwd', out + 'link')
+os.mkfifo(out + 'pipe')
+os.chdir(out); s = socket.socket(socket.AF_UNIX); s.bind('socket')
+os.makedirs(out + '/'.join('d' * 67))
+"""
+LEFT = {
+    "/link": "a symbolic link, which is never followed",
+    "/pipe": "a named pipe",
+    "/socket": "a socket",
+    "/d/d/d/": "a directory too deep to be looked into",
+}
+
+
+def left(handed):
+    paths = [entry["path"].rpartition("/output")[2] for entry in handed.left_out]
+    return {path[:7]: entry["why"] for path, entry in zip(paths, handed.left_out, strict=True)}
+
+
+@pytest.fixture(params=["sealed", "confined"])
+def level(request):
+    with get_sandbox(isolation=request.param) as sandbox:
+        try:
+            sandbox.check()
+        except IsolationUnavailable as error:
+            pytest.skip(str(error))
+    return request.param
+
+
+def of_one_shot(code, level):
+    async def run():
+        handed = Handed()
+        with get_sandbox(store_code="never", isolation=level) as sandbox:
+            assert (await sandbox.stream(code, handed=handed).whole()).stderr == ""
+        return handed
+
+    return asyncio.run(run())
+
+
+def of_session(code, level):
+    async def run():
+        found = []
+        async with AsyncSession(store_code="never", isolation=level) as session:
+            for each in (code, "1"):
+                handed = Handed()
+                assert (await session.stream(each, handed=handed).whole()).stderr == ""
+                found.append(handed)
+            assert [stat.why for stat in await session.files()] == [""] * len(found[0].files)
+        assert found[1].left_out == []  # told once
+        return found[0]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("run", [of_one_shot, of_session])
+def test_what_is_no_file_is_named(level, run):
+    handed = run(LEAVES, level)
+    assert names(handed) == ["file"]
+    assert left(handed) == LEFT
+
+
+@pytest.mark.parametrize("run", [of_one_shot, of_session])
+def test_a_link_in_place_of_the_output_directory_is_named(level, run):
+    handed = run(OUT + "os.rmdir(out); os.symlink('/etc', out[:-1])", level)
+    assert handed.files == []
+    assert left(handed) == {"": "a symbolic link, which is never followed"}
+
+
+@pytest.mark.parametrize("run", [of_one_shot, of_session])
+def test_a_directory_that_may_not_be_entered_is_named(level, run):
+    handed = run(OUT + "os.mkdir(out + 'd'); _ = open(out + 'd/a', 'w'); os.chmod(out + 'd', 0)", level)
+    if level == "confined" and os.getuid() == 0:  # programs are root as well
+        assert names(handed) == ["d/a"]
+    else:
+        assert left(handed) == {"/d": "a directory that cannot be looked into"}
+
+
+def test_that_there_is_more_comes_first_and_what_is_no_file_last():
+    sandbox = FakeSandbox(FakeBackend(), SandboxSpec(keeps=True))
+    sandbox.files.update({f"/tmp/output/{number:03}": b"" for number in range(200)})
+    sandbox.specials.update(f"/tmp/output/{number:03}-link" for number in range(200))
+
+    async def run():
+        handed = Handed()
+        found = [*await sandbox.list("/tmp/output"), FileStat("/tmp/output", 0, (), MORE)]
+        await handed.take(sandbox, await in_order(found))
+        return handed
+
+    handed = asyncio.run(run())
+    assert len(handed.files) == MAX_FILES
+    assert handed.left_out[0] == {"path": "/tmp/output", "why": MORE}
+    assert handed.left_out[1]["path"] == "/tmp/output/020"
+    assert handed.left_out[-1] == {"path": "…", "why": f"{401 - MAX_FILES - MAX_LEFT_OUT} more"}
 
 
 def test_files_are_placed_by_their_path():

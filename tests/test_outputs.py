@@ -13,6 +13,7 @@ from fumehood.backends.base import SandboxSpec
 from fumehood.backends.fake import FakeBackend, FakeSandbox
 from fumehood.copies import Copies
 from fumehood.outputs import Outputs, compare
+from fumehood.passed_over import MORE
 from fumehood.steps import absolute
 from fumehood.types import FileStat
 from support import HANG_S
@@ -226,6 +227,55 @@ def test_a_file_that_is_gone_or_changed_its_kind_meanwhile_is_a_warning(run):
     run.sandbox.specials.add("/tmp/output/link")
     meta = run.collect(link=b"x")
     assert "/tmp/output/link was not copied: it is not a regular file" in meta["output_warnings"][0]
+
+
+def test_what_is_no_file_is_named_once_and_is_no_output_file(run):
+    run.sandbox.specials.update({"/tmp/output/d/link", "/tmp/elsewhere", "/workspace/link"})
+    meta = run.collect(a=b"1")
+    assert meta["output_warnings"] == ["/tmp/output/d/link was not copied: not a regular file"]
+    assert (meta["output_files"], meta["total_output_files"]) == (["a"], 1)
+    assert meta["files"] == {"created": ["/tmp/output/a"], "changed": [], "deleted": []}
+    assert "output_warnings" not in run.collect()
+    run.sandbox.specials.clear()
+    assert "output_warnings" not in run.collect()
+    run.sandbox.specials.add("/tmp/output/d/link")
+    assert len(run.collect()["output_warnings"]) == 1
+
+
+def test_what_a_new_sandbox_came_with_is_not_told(run):
+    run.sandbox.specials.add("/tmp/output/link")
+    asyncio.run(run.outputs.begin(run.sandbox))
+    assert "output_warnings" not in run.collect()
+
+
+@pytest.mark.parametrize(("path", "is_told"), [("/tmp", True), ("/tmp/output", True), ("/workspace", False)])
+def test_a_listing_that_was_cut_is_told_with_every_call(run, monkeypatch, path, is_told):
+    whole = run.sandbox.list
+
+    async def cut(directory):
+        found = await whole(directory)
+        return [*found, FileStat(path, 0, (), MORE)] if path.startswith(directory) else found
+
+    monkeypatch.setattr(run.sandbox, "list", cut)
+    told = [f"not all of {path} was looked through: more is there than one listing takes"] * is_told
+    bad = {f"a\\{number}": b"" for number in range(30)}
+    assert run.collect(**bad).get("output_warnings", [])[: len(told)] == told
+    for _ in range(2):
+        assert run.collect().get("output_warnings", []) == told
+
+
+def test_a_file_in_place_of_the_output_directory_is_named(run):
+    run.files["/tmp/output"] = b"x"
+    meta = run.collect()
+    assert meta["output_warnings"] == ["/tmp/output was not copied: a file, not a directory"]
+    assert meta["total_output_files"] == 0
+
+
+def test_of_many_things_that_are_no_files_a_few_are_named_and_the_others_counted(run):
+    run.sandbox.specials.update(f"/tmp/output/{number:04}" for number in range(500))
+    warnings = run.collect(a=b"1")["output_warnings"]
+    assert len(warnings) == outputs.MAX_WARNINGS + 1
+    assert warnings[-1].startswith(f"{500 - outputs.MAX_WARNINGS} more files in /tmp/output were not")
 
 
 def test_a_long_list_of_created_files_is_cut(run, monkeypatch):

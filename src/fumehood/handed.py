@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .backends.base import Sandbox
@@ -44,11 +44,11 @@ class Handed:
         """Those of `present` that there is room for."""
         tried = more = 0
         for stat in present:
-            has_room = tried < MAX_TRIED and len(self.files) < MAX_FILES
-            if not has_room and len(self.left_out) >= MAX_LEFT_OUT:
+            is_wanted = not stat.why and tried < MAX_TRIED and len(self.files) < MAX_FILES
+            if not is_wanted and len(self.left_out) >= MAX_LEFT_OUT:
                 more += 1
                 continue
-            why = self._refusal(stat) if has_room else f"more than {MAX_FILES} files"
+            why = self._refusal(stat) if is_wanted else stat.why or f"more than {MAX_FILES} files"
             if why is None:
                 tried += 1
                 try:
@@ -63,8 +63,7 @@ class Handed:
                 self.left_out.append({"path": shown(stat.path), "why": why})
             else:
                 more += 1
-        if more:
-            self.left_out.append({"path": "…", "why": f"{more} more"})
+        self.left_out += _rest(more)
 
     def _refusal(self, stat: FileStat) -> str | None:
         if not plain(stat.path):
@@ -74,3 +73,13 @@ class Handed:
         if self.size + stat.size > MAX_BYTES:
             return f"more than {MAX_BYTES // 1_048_576} MB in all"
         return None
+
+
+def left_out(others: Sequence[FileStat]) -> list[dict[str, str]]:
+    """Path and why; the last may say how many more."""
+    named = [{"path": shown(stat.path), "why": stat.why} for stat in others[:MAX_LEFT_OUT]]
+    return named + _rest(len(others) - len(named))
+
+
+def _rest(more: int) -> list[dict[str, str]]:
+    return [{"path": "…", "why": f"{more} more"}] if more else []

@@ -15,6 +15,7 @@ from .copies import Copies
 from .errors import FileError
 from .handed import Handed
 from .offload import offload
+from .passed_over import FILE, MORE
 from .paths import shown
 from .thread_pool import aside
 from .types import FileStat
@@ -34,6 +35,7 @@ LEFT_INSIDE = (
 )
 
 _FEW = 1000  # files: so many are compared in little more time than a thread takes
+_MAX_OTHERS = 3000  # more has only a container whose guest lies
 
 _log = logging.getLogger("fumehood.outputs")
 
@@ -55,17 +57,32 @@ def compare(before: Listing, after: Listing) -> Difference:
     )
 
 
-async def listing(sandbox: Sandbox) -> Listing:
-    """Every regular file of the sandbox that is not a dataset."""
+class Seen(NamedTuple):
+    """What is in a sandbox beside the datasets."""
+
+    files: Listing
+    others: list[FileStat]  # that are no regular files, or were not looked into
+
+
+async def listing(sandbox: Sandbox) -> Seen:
     places = sandbox.places
-    found: Listing = {}
+    seen = Seen({}, [])
     for directory in (places.workspace, places.tmp):
-        found.update((stat.path, stat) for stat in await sandbox.list(directory))
-    return found
+        for stat in await sandbox.list(directory):
+            if not stat.why:
+                seen.files[stat.path] = stat
+            elif len(seen.others) < _MAX_OTHERS:
+                seen.others.append(stat)
+    return seen
 
 
 async def in_order(found: list[FileStat]) -> list[FileStat]:
-    return sorted(found) if len(found) <= _FEW else await offload(sorted, found)
+    """Files before what is none; first of all that there are more."""
+    return _in_order(found) if len(found) <= _FEW else await offload(_in_order, found)
+
+
+def _in_order(found: list[FileStat]) -> list[FileStat]:
+    return sorted(found, key=lambda stat: (stat.why not in ("", MORE), stat.path))
 
 
 class Described(NamedTuple):
@@ -86,6 +103,13 @@ class Choice(NamedTuple):
     done: dict[str, tuple[int, ...]]
     failed: dict[str, tuple[int, ...]]
 
+    def with_others(self, others: list[FileStat]) -> Choice:
+        """Which are never copied either."""
+        never = [*((stat.path, stat.why) for stat in others if stat.why == MORE), *self.never]
+        never += [(stat.path, stat.why) for stat in others if stat.why != MORE]
+        named = never[:MAX_WARNINGS]
+        return self._replace(never=named, more_never=self.more_never + len(never) - len(named))
+
 
 class Outputs:
     """Follows the files of one sandbox from call to call."""
@@ -96,6 +120,7 @@ class Outputs:
         self._io = io_handler
         self._telling = asyncio.Lock()
         self._before: Listing = {}
+        self._others: set[FileStat] = set()  # in the output directory
         self._done: dict[str, tuple[int, ...]] = {}  # what was copied or never can be, by version
         self._failed: dict[str, tuple[int, ...]] = {}  # what is tried again
 
@@ -111,28 +136,32 @@ class Outputs:
     async def begin(self, sandbox: Sandbox) -> None:
         """A new sandbox: what it came with is nobody's output."""
         self._done, self._failed = {}, {}
-        self._before = await listing(sandbox)
+        self._before, others = await listing(sandbox)
+        self._others = set(_in_outputs(self._before, others, sandbox.places))
 
     async def note_written(self, sandbox: Sandbox, path: str) -> None:
         """The caller wrote this file itself: no run did that."""
         for stat in await sandbox.list(posixpath.dirname(path)):
-            if stat.path == path:
+            if stat.path == path and not stat.why:
                 self._before[path] = stat
 
     async def collect(self, sandbox: Sandbox, handed: Handed | None = None) -> dict[str, Any]:
         """What to add to the result's meta after a call. Files go to `handed` if there is one, and are not copied."""
-        after = await listing(sandbox)
+        after, others = await listing(sandbox)
         before, self._before = self._before, after
+        others = _in_outputs(after, others, sandbox.places)
+        known, self._others = self._others, set(others)
+        others = [stat for stat in others if stat not in known or stat.why == MORE]
         root = sandbox.places.output
         is_small = len(before) + len(after) <= _FEW
         meta, fresh, present = (
             _described(before, after, root) if is_small else await offload(_described, before, after, root)
         )
         if handed is not None:
-            await self._hand_over(sandbox, handed, fresh, present)
+            await self._hand_over(sandbox, handed, [*(stat for stat in present if stat.path in fresh), *others])
             return meta
         choice = self._choose(present, root) if is_small else await offload(self._choose, present, root)
-        copied, warnings = await self._copy(sandbox, choice, root)
+        copied, warnings = await self._copy(sandbox, choice.with_others(others), root)
         if copied:
             meta["copied_files"] = copied
         if warnings:
@@ -147,8 +176,8 @@ class Outputs:
         files = {name: list[str]() for name in Difference._fields}
         return {"files": files, **_listed(heapq.nsmallest(MAX_LISTED, present), len(present), places.output)}
 
-    async def _hand_over(self, sandbox: Sandbox, handed: Handed, fresh: set[str], present: Iterable[FileStat]) -> None:
-        await handed.take(sandbox, (stat for stat in present if stat.path in fresh))
+    async def _hand_over(self, sandbox: Sandbox, handed: Handed, fresh: list[FileStat]) -> None:
+        await handed.take(sandbox, await in_order(fresh))
         self.copied_bytes = handed.size
         for file in handed.files:
             await self._show(file.path)
@@ -183,7 +212,8 @@ class Outputs:
         warnings = [_not_copied(path, why) for path, why in choice.never]
         if choice.more_never:
             warnings.append(
-                f"{choice.more_never} more files in {root} were not copied: they are too large or badly named"
+                f"{choice.more_never} more files in {root} were not copied: they are too large, badly named or no"
+                " regular files"
             )
         self.copied_bytes = 0
         self._done, self._failed = choice.done, choice.failed  # nothing is remembered of files that are gone
@@ -242,6 +272,15 @@ class Outputs:
             _log.warning("the io handler's %s failed", verb, exc_info=True)
 
 
+def _in_outputs(files: Listing, others: list[FileStat], places: Places) -> list[FileStat]:
+    """Those that are in the place of output files."""
+    root = places.output
+    found = [stat for stat in others if stat.path in (places.tmp, root) or stat.path.startswith(f"{root}/")]
+    if root in files:
+        found.append(files[root]._replace(why=FILE))
+    return sorted(found)
+
+
 def _described(before: Listing, after: Listing, root: str) -> Described:
     difference = compare(before, after)
     fresh = {*difference.created, *difference.changed}
@@ -276,6 +315,8 @@ def _named(difference: Difference) -> tuple[dict[str, list[str]], bool]:
 
 
 def _not_copied(path: str, why: str) -> str:
+    if why == MORE:
+        return f"not all of {shown(path)} was looked through: {why}"
     return f"{shown(path)} was not copied: {why.replace(path, 'it')}"
 
 

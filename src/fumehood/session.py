@@ -18,6 +18,7 @@ from .errors import BadArgument, FileError
 from .fallback import open_chosen
 from .handed import Handed
 from .offload import is_small, offload
+from .one_line import printable
 from .outputs import in_order, listing
 from .planning import Plan
 from .requirements import parse
@@ -220,16 +221,7 @@ class AsyncSession:
 
     async def files(self, directory: str | None = None) -> list[FileStat]:
         """The regular files, or those beneath one directory; datasets are not among them."""
-        async with self._calls.turn():
-            sandbox = await self._calls.sandbox()
-            if directory is None:
-                found = list((await listing(sandbox)).values())
-            else:
-                where = paths.checked_directory(directory, sandbox.places)
-                found = await sandbox.list(where)
-                if not found and where not in sandbox.places.all:
-                    await _check_directory(sandbox, where)
-            return await in_order(found)
+        return [stat for stat in await listed(self, directory) if not stat.why]
 
     async def check(self) -> Receipt:
         """Make the sandbox, and say what it enforces."""
@@ -262,6 +254,25 @@ class AsyncSession:
 
     def _python(self, code: object, timeout: float | None) -> Plan:
         return self._calls.planner.program(self.backend_name, code, "python", timeout, keeps_state=True)
+
+
+async def listed(session: AsyncSession, directory: str | None = None) -> list[FileStat]:
+    """Its files; after them, with a `why`, what else is there, and files that cannot be asked for."""
+    async with session._calls.turn():
+        sandbox = await session._calls.sandbox()
+        if directory is None:
+            files, others = await listing(sandbox)
+            found = [*files.values(), *others]
+        else:
+            where = paths.checked_directory(directory, sandbox.places)
+            found = await sandbox.list(where)
+            if where not in sandbox.places.all and all(stat.why for stat in found):
+                await _check_directory(sandbox, where)
+        return await in_order([stat if printable(stat.path) else _unnamable(stat) for stat in found])
+
+
+def _unnamable(stat: FileStat) -> FileStat:
+    return stat._replace(why=stat.why or "its name has control characters or bytes that are not UTF-8")
 
 
 def with_settings(

@@ -45,6 +45,10 @@ class Limits(NamedTuple):
     disk_bytes: int = 512 * 1024 * 1024
     inodes: int = 16384
 
+    def built_in(self) -> Limits:
+        """What a sandbox is made with. Seconds of CPU come with the program."""
+        return self._replace(cpu_s=None)
+
 
 class Command(NamedTuple):
     """One program to run: `argv`, or program text that `argv[0]` runs from the file named in `argv[1]`."""
@@ -85,11 +89,12 @@ class Exited(NamedTuple):
 
 
 class FileStat(NamedTuple):
-    """One regular file in a sandbox."""
+    """One regular file in a sandbox; with a `why`, something that is there and cannot be read."""
 
     path: str  # as the program sees it
     size: int
     version: tuple[int, ...]  # differs when the content may have changed
+    why: str = ""
 
 
 class Axis(NamedTuple):

@@ -1043,6 +1043,11 @@ def test_what_is_no_regular_file_does_not_come_back(session: Kept, tmp_path: Pat
     assert result.stdout == "planted\n"
     assert result.meta["output_files"] == ["good.png"]
     assert os.listdir(output(session)) == ["good.png"]
+    link, pipe = "a symbolic link, which is never followed", "a named pipe"
+    kinds = {"fifo.png": pipe, "link.png": link, "linked": link, "passwd.txt": link, "root": link}
+    expected = [f"{there}/{name} was not copied: {why}" for name, why in kinds.items()]
+    assert result.meta["output_warnings"] == expected
+    assert "output_warnings" not in session.run("1").meta
 
 
 def test_links_on_this_side_are_not_followed(session: Kept, tmp_path: Path) -> None:

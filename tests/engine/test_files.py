@@ -120,7 +120,15 @@ def test_a_name_too_long_is_invalid(files):
     assert kind_of(files.write, "/tmp/" + "n" * 256, b"") == "invalid"
 
 
-def test_a_listing_has_regular_files_and_passes_over_the_rest(files, tree):
+def others(found):
+    return {stat.path: stat.why for stat in found if stat.why}
+
+
+def plain(found):
+    return [stat for stat in found if not stat.why]
+
+
+def test_a_listing_has_regular_files_of_any_name_and_says_what_the_rest_is(files, tree):
     files.write("/tmp/a", b"1")
     files.write("/tmp/deep/er/b", b"22")
     files.write("/tmp/data/set.csv", b"333")
@@ -128,12 +136,66 @@ def test_a_listing_has_regular_files_and_passes_over_the_rest(files, tree):
     (tree / "tmp/updir").symlink_to("../workspace")
     os.mkfifo(tree / "tmp/fifo")
     (tree / "tmp/new\nline").write_text("")
-    open(os.fsencode(tree) + b"/tmp/\xff", "wb").close()
-    assert sorted((stat.path, stat.size) for stat in files.beneath("/tmp", leave_out="/tmp/data")) == [
+    for name in (b"\xfe", b"\xff"):
+        open(os.fsencode(tree) + b"/tmp/" + name, "wb").close()
+    found = files.beneath("/tmp", leave_out="/tmp/data")
+    assert sorted((stat.path, stat.size) for stat in plain(found)) == [
+        ("/tmp/\x1afe", 0),
+        ("/tmp/\x1aff", 0),
         ("/tmp/a", 1),
         ("/tmp/deep/er/b", 2),
+        ("/tmp/new\nline", 0),
     ]
+    assert others(found) == {
+        "/tmp/fifo": "a named pipe",
+        "/tmp/link": "a symbolic link, which is never followed",
+        "/tmp/updir": "a symbolic link, which is never followed",
+    }
     assert files.beneath("/workspace/none") == []
+
+
+def test_what_is_in_place_of_a_directory_is_said(files, tree):
+    (tree / "tmp/link").symlink_to("data")
+    (tree / "tmp/file").touch()
+    link = "a symbolic link, which is never followed"
+    for path, why in (("/tmp/link", link), ("/tmp/file", "a file, not a directory")):
+        assert others(files.beneath(path)) == {path: why}
+        assert not files.has_nothing(path)
+    assert others(files.beneath("/tmp/link/data")) == {"/tmp/link/data": "a directory that cannot be looked into"}
+
+
+def test_a_directory_that_may_not_be_entered_is_named(files, tree, monkeypatch):
+    (tree / "tmp/closed").mkdir()
+    (tree / "tmp/closed/a").touch()
+    (tree / "tmp/b").touch()
+    closed = os.stat(tree / "tmp/closed").st_ino
+    real = os.open
+
+    def opened(path, flags, mode=0o777, *, dir_fd=None):
+        """As for somebody who is not root, who runs this test as well."""
+        if path == "." and os.fstat(dir_fd).st_ino == closed:
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(guest_files.os, "open", opened)
+    found = files.beneath("/tmp")
+    assert [stat.path for stat in plain(found)] == ["/tmp/b"]
+    assert others(found) == {"/tmp/closed": "a directory that cannot be looked into"}
+    assert others(files.beneath("/tmp/closed")) == {"/tmp/closed": "a directory that cannot be looked into"}
+    assert not files.has_nothing("/tmp/closed")
+
+
+def test_a_file_that_is_taken_away_meanwhile_hides_no_other(files, tree, monkeypatch):
+    for name in "abc":
+        (tree / f"tmp/{name}").touch()
+    goes_on = guest_files._Walk._goes_on
+
+    def removes_one(self):
+        (tree / "tmp/b").unlink(missing_ok=True)
+        return goes_on(self)
+
+    monkeypatch.setattr(guest_files._Walk, "_goes_on", removes_one)
+    assert sorted(stat.path for stat in files.beneath("/tmp")) == ["/tmp/a", "/tmp/c"]
 
 
 def test_a_directory_without_entries_is_told_from_others(files, tree):
@@ -144,7 +206,7 @@ def test_a_directory_without_entries_is_told_from_others(files, tree):
     files.write("/tmp/empty/a", b"")
     assert not files.has_nothing("/tmp/empty")
     (tree / "tmp/link").symlink_to("empty")
-    assert files.has_nothing("/tmp/link")  # nothing is looked for behind it
+    assert not files.has_nothing("/tmp/link")  # it is something itself
 
 
 def test_a_change_that_hides_its_time_changes_the_version(files, tree):
@@ -231,7 +293,7 @@ def test_a_host_without_descriptors_is_told_so_and_not_that_the_file_is_at_fault
 # How much is looked at
 
 
-def make_deep(directory, names):
+def make_deep(directory, names, closes=True):
     """Directories in one another, each opened from the one above: their path is longer than a call takes."""
     fd = os.open(directory, os.O_RDONLY)
     for name in names:
@@ -240,7 +302,10 @@ def make_deep(directory, names):
         os.close(fd)
         fd = below
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    if not closes:
+        return fd
     os.close(fd)
+    return None
 
 
 def remove_deep(directory, name):
@@ -262,9 +327,35 @@ def test_files_at_paths_too_long_to_use_are_not_listed(files, tree):
     make_deep(tree / "workspace", ["d" * 250] * 30)
     try:
         (tree / "workspace/a").touch()
-        assert [found.path for found in files.beneath("/workspace")] == ["/workspace/a"]
+        found = files.beneath("/workspace")
+        assert [stat.path for stat in plain(found)] == ["/workspace/a"]
+        ((path, why),) = others(found).items()
+        assert path.startswith("/workspace/ddd")
+        assert 4096 < len(path) < 4200
+        assert why == "a directory too deep to be looked into"
     finally:
         remove_deep(tree / "workspace", "d" * 250)
+
+
+def test_files_at_paths_too_long_to_use_have_each_a_name(files, tree):
+    fd = make_deep(tree / "workspace", ["d" * 250] * 16, closes=False)
+    try:
+        for number in range(3):
+            os.close(os.open("f" * 200 + str(number), os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+        long = [stat.path for stat in files.beneath("/workspace") if len(stat.path) > 4096]
+        assert len(set(long)) == len(long) == 3
+        assert not any(stat.why for stat in files.beneath("/workspace"))
+    finally:
+        for number in range(3):
+            os.unlink("f" * 200 + str(number), dir_fd=fd)
+        os.close(fd)
+        remove_deep(tree / "workspace", "d" * 250)
+
+
+def test_a_directory_deeper_than_a_listing_goes_is_named(files):
+    path = "/workspace" + "/d" * 65
+    files.write(f"{path}/file", b"")
+    assert others(files.beneath("/workspace")) == {path: "a directory too deep to be looked into"}
 
 
 @pytest.mark.attack("a listing looks at a bounded number of entries", without=EXHAUSTS)
@@ -275,7 +366,31 @@ def test_entries_of_every_kind_are_bounded_in_number(files, tree, monkeypatch, m
     opened = []
     monkeypatch.setattr(guest_files, "_MAX_LOOKED", 20)
     monkeypatch.setattr(guest_files._Walk, "_descend", lambda *arguments: opened.append(arguments))
-    assert len(files.beneath("/workspace")) + len(opened) == 20
+    found = files.beneath("/workspace")
+    assert len(plain(found)) + len(opened) == 20
+    assert others(found) == {"/workspace": "more is there than one listing takes"}
+
+
+@pytest.mark.parametrize(("bound", "value"), [("_MAX_FOUND", 20), ("_MAX_NAMED", 20 * len("/workspace/00"))])
+def test_a_listing_that_stops_at_its_bounds_says_so(files, tree, monkeypatch, bound, value):
+    monkeypatch.setattr(guest_files, bound, value)
+    for number in range(20):
+        (tree / f"workspace/{number:02}").touch()
+    assert others(files.beneath("/workspace")) == {}
+    (tree / "workspace/20").touch()
+    found = files.beneath("/workspace")
+    assert len(plain(found)) == 20
+    assert others(found) == {"/workspace": "more is there than one listing takes"}
+
+
+def test_what_is_no_file_is_named_up_to_a_bound(files, tree):
+    for number in range(1003):
+        (tree / f"workspace/{number}").symlink_to("x")
+    (tree / "workspace/file").touch()
+    found = files.beneath("/workspace")
+    assert [stat.path for stat in plain(found)] == ["/workspace/file"]
+    assert len(others(found)) == 1001
+    assert others(found)["/workspace"] == "more than 1,000 links, pipes and the like are in it"
 
 
 @pytest.mark.parametrize("make", ["mkdir", "touch", "pipe"])

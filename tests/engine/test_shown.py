@@ -48,7 +48,12 @@ def ran(engine):
 
 def listed(cell) -> dict[str, int]:
     place = f"{cell.directory or ''}/tmp/output"
-    return {stat.path.removeprefix(f"{place}/"): stat.size for stat in cell.files().beneath(place)}
+    return {stat.path.removeprefix(f"{place}/"): stat.size for stat in cell.files().beneath(place) if not stat.why}
+
+
+def told(cell) -> dict[str, str]:
+    place = f"{cell.directory or ''}/tmp/output"
+    return {stat.path.removeprefix(place): stat.why for stat in cell.files().beneath(place) if stat.why}
 
 
 def read(cell, name: str, most: int = 1 << 20) -> bytes:
@@ -93,6 +98,9 @@ def test_what_is_no_regular_file_is_neither_listed_nor_read(ran):
     )
     assert event.exit_code == 0
     assert listed(cell) == {}
+    link = "a symbolic link, which is never followed"
+    expected = {"/link": link, "/dir": link, "/pipe": "a named pipe", "/sock": "a socket"}
+    assert expected.items() <= told(cell).items()
     for name in ("link", "dir/passwd", "pipe", "sock", "disk"):
         with pytest.raises(FileError):
             read(cell, name)
@@ -106,8 +114,25 @@ def test_a_link_in_place_of_the_directory_leads_nowhere(ran):
     cell, event = ran("os.rename(out[:-1], out[:-1] + '2')\nos.symlink('/etc', out[:-1])")
     assert event.exit_code == 0
     assert listed(cell) == {}
+    assert told(cell) == {"": "a symbolic link, which is never followed"}
     with pytest.raises(FileError):
         read(cell, "passwd")
+
+
+def test_a_directory_that_the_program_closed_is_named(ran):
+    cell, _ = ran(
+        "for name in ('none', 'all'):\n"
+        "    os.mkdir(out + name); open(out + name + '/a', 'w')\n"
+        "os.chmod(out + 'none', 0)\n"
+        "open(out + 'b', 'w')"
+    )
+    closed = (
+        {} if cell.directory is not None and os.getuid() == 0 else {"/none": "a directory that cannot be looked into"}
+    )
+    assert told(cell) == closed
+    assert listed(cell).keys() == {"all/a", "b"} | ({"none/a"} if not closed else set())
+    cell, _ = ran("open(out + 'a', 'w'); os.chmod(out, 0)")
+    assert bool(told(cell)) == bool(closed)
 
 
 def test_only_tmp_is_shown(ran):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from first_process import USER, Container, Lost, make_base, why_not
 
+from fumehood.backends.docker.sandbox import _stat
 from fumehood.guest import wire
 from fumehood.guest.rlimits import no_core
 from fumehood.guest.wire import HEADER
@@ -616,9 +617,26 @@ def test_what_is_no_regular_file_is_refused_by_name(container):
     assert container.verb("write", "/workspace/root/tmp/x", b"x")[0]["errno"] == errno.ENOTDIR
     assert container.verb("write", "/workspace/link", b"mine")[0]["ok"]
     listed = container.verb("list", "/workspace", leave_out=f"{container.files}/workspace/t")[1]
-    names = sorted(json.loads(line)[0].rpartition("/")[2] for line in listed.splitlines())
-    assert names == ["five", "link"]
+    found = {stat.path.rpartition("/")[2]: stat.why for stat in map(_stat, listed.splitlines())}
+    link = "a symbolic link, which is never followed"
+    assert found == {"five": "", "link": "", "fifo": "a named pipe", "root": link}
     assert container.verb("list", "/workspace/none") == ({"ok": True}, b"")
+    listed = container.verb("list", "/workspace/root")[1]
+    assert [_stat(line).why for line in listed.splitlines()] == [link]
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ('""', ""),
+        ('"link"', "a symbolic link, which is never followed"),
+        *((said, "not a regular file") for said in ('"\\u001b[2J"', "0", "[]", "{}", "null", "true")),
+    ],
+)
+def test_of_what_is_no_file_a_guest_says_nothing_in_its_own_words(what, why):
+    assert _stat(f'["/tmp/a", 1, [2], {what}]'.encode()).why == why
+    assert _stat(f'["/tmp/a", 1, [2], {what}, 5]'.encode()).why == why
+    assert _stat(b'["/tmp/a", 1, [2]]').why == ""
 
 
 def test_a_full_disk_is_told_and_leaves_nothing_behind(start):

@@ -105,7 +105,10 @@ class Sandbox(ABC):
         raise keeps_nothing(path, data)
 
     async def list(self, directory: str) -> list[FileStat]:
-        """Regular files beneath, at any depth, without the data directory; a missing directory has none."""
+        """Regular files beneath, at any depth, without the data directory; a missing directory has none.
+
+        With a `why`: what is no regular file, and directories that were not looked into.
+        """
         raise keeps_nothing(directory)
 
     @abstractmethod

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..config import Settings
 from ..errors import EngineFailed, FileError, IsolationUnavailable, SandboxLost
+from ..passed_over import OTHER
 from ..types import AXES, Axis, Command, Display, Exited, FileStat, Output, Reason, Receipt
 from .base import Backend, Process, Sandbox, SandboxSpec
 
@@ -241,6 +242,10 @@ class FakeSandbox(Sandbox):
             FileStat(path, len(data), (hash(data), len(data)))
             for path, data in sorted(self.files.items())
             if path.startswith(f"{directory}/") and path not in self._data
+        ] + [
+            FileStat(path, 0, (), OTHER)
+            for path in sorted(self.specials - self.files.keys())
+            if path.startswith(f"{directory}/")
         ]
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from ..descriptors import exhausted
 from ..errors import EngineFailed, FileError
 from ..guest.files import Gone, Outside, TooLarge, TooMany, Tree
+from ..passed_over import OTHER, WHYS
 from ..types import FileStat
 
 _at_most: ContextVar[int | None] = ContextVar("entries that a listing may look at", default=None)
@@ -51,10 +52,10 @@ class Files:
             self._tree.write(path, data)
 
     def beneath(self, path: str, *, leave_out: str | None = None) -> list[FileStat]:
-        """Regular files beneath, without the directory `leave_out`."""
+        """Regular files beneath, without the directory `leave_out`; with a `why`, what else is there."""
         with our_errors(path), self._as_owner():
             try:
-                return [FileStat(*found) for found in self._tree.beneath(path, leave_out, _at_most.get())]
+                return [stat_of(*found) for found in self._tree.beneath(path, leave_out, _at_most.get())]
             except TooMany:
                 raise ManyFiles from None
 
@@ -86,6 +87,11 @@ class Files:
             yield
         finally:
             set_file_ids(0, 0)
+
+
+def stat_of(path: str, size: int, version: tuple[int, ...], what: str) -> FileStat:
+    """`what` it is, for whatever cannot be read, may be a guest's word."""
+    return FileStat(path, size, version, WHYS.get(what, OTHER))
 
 
 @contextlib.contextmanager

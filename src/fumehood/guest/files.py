@@ -12,7 +12,8 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Found = tuple[str, int, tuple[int, ...]]  # path, size, version: differs when the content may have changed
+    # Path, size, version (differs when the content may have changed), and of what cannot be read what it is.
+    Found = tuple[str, int, tuple[int, ...], str]
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -22,7 +23,20 @@ _MAX_LOOKED = 100_000  # entries of any kind that are looked at for it
 _MAX_NAMED = 8 << 20  # characters of all its paths
 _MAX_PATH = 4096  # no system call takes a longer one
 _MAX_DEPTH = 64
+_MAX_OTHERS = 1000  # that are no regular files, or were not looked into
+_NO_TEXT = "\x1a"  # Unicode's SUBSTITUTE: no path that may be asked for has it
 _CHUNK = 1 << 20
+
+# What else a listing names: the host has words for them, and believes nobody who says anything else.
+_KINDS = {
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFDIR: "closed",
+    stat.S_IFREG: "file",  # in place of a directory
+}
 
 
 class Outside(OSError):
@@ -97,18 +111,20 @@ class Tree:
             draft.close()
 
     def beneath(self, path: str, leave_out: str | None = None, at_most: int | None = None) -> list[Found]:
-        """Regular files beneath, without the directory `leave_out`; names that are no text are passed over.
+        """Regular files beneath, without the directory `leave_out`; after them, with what it is, what cannot be read.
 
-        Mounts are too: a virtualenv beneath /tmp is seen there by the program as well. So are paths too long to use.
+        Mounts are passed over: a virtualenv beneath /tmp is seen there by the program as well.
         With `at_most`, TooMany as soon as there is one entry more.
         """
         parts = self._parts(path)
         try:
             directory = self._directory(parts)
+        except FileNotFoundError:
+            return []
         except Gone:
             raise
         except OSError:
-            return []  # there is no such directory
+            return [self._instead(parts, path)]
         try:
             return _Walk(os.fstat(directory).st_dev, leave_out, at_most).beneath(directory, path)
         finally:
@@ -119,14 +135,16 @@ class Tree:
         parts = self._parts(path)
         try:
             directory = self._directory(parts)
+        except FileNotFoundError:
+            return True
         except Gone:
             raise
         except OSError:
-            return True
+            return False  # something else is there
         try:
             fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
         except OSError:
-            return True  # it may not be listed
+            return False  # it may not be listed
         finally:
             os.close(directory)
         try:
@@ -157,6 +175,18 @@ class Tree:
                 if not {".", ".."} & set(parts) and "\0" not in path:
                     return [_encoded(part) for part in (target, *parts)]
         raise Outside(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def _instead(self, parts: list[bytes], path: str) -> Found:
+        """What is there and is no directory that can be entered."""
+        try:
+            above = self._directory(parts[:-1])
+            try:
+                status = os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
+            finally:
+                os.close(above)
+        except OSError:
+            return path, 0, (), "closed"
+        return path, 0, _version(status), _what(status)
 
     def _directory(self, parts: list[bytes], *, make: bool = False) -> int:
         if self._root < 0:
@@ -229,14 +259,26 @@ class _Walk:
         self._at_most = at_most
         self._looked = 0
         self._found: list[Found] = []
+        self._others: list[Found] = []
         self._named = 0
+        self._is_cut = self._has_many = False
 
     def beneath(self, directory: int, path: str) -> list[Found]:
+        self._enter(directory, path, 0)
+        found = self._found + self._others
+        if self._has_many:
+            found.append((path, 0, (), "many"))
+        if self._is_cut:
+            found.append((path, 0, (), "more"))
+        return found
+
+    def _enter(self, directory: int, path: str, depth: int) -> None:
         try:
-            self._look(directory, path, 0)
+            self._look(directory, path, depth)
+        except FileNotFoundError:
+            pass  # taken away while we looked
         except OSError:
-            pass  # it may not be listed
-        return self._found
+            self._tell(path, "closed", os.fstat(directory))  # by the program's own doing
 
     def _look(self, directory: int, path: str, depth: int) -> None:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
@@ -244,23 +286,30 @@ class _Walk:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     if not self._goes_on():
+                        self._is_cut = True
                         return
-                    name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
-                    place = f"{path}/{name}"
-                    if not _is_text(name) or place == self._leave_out or len(place) > _MAX_PATH:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        if depth < _MAX_DEPTH:
-                            self._descend(entry.name, fd, place, depth + 1)
-                    elif entry.is_file(follow_symlinks=False):
-                        status = entry.stat(follow_symlinks=False)
-                        version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-                        self._found.append((place, status.st_size, version))
-                        self._named += len(place)
-        except OSError:
-            pass  # taken away while we looked
+                    place = f"{path}/{_text(entry.name)}"
+                    if place != self._leave_out:
+                        self._take(entry, fd, place, depth)
         finally:
             os.close(fd)
+
+    def _take(self, entry: os.DirEntry[str], parent: int, place: str, depth: int) -> None:
+        is_directory = entry.is_dir(follow_symlinks=False)
+        if is_directory and depth < _MAX_DEPTH and len(place) <= _MAX_PATH:
+            self._descend(entry.name, parent, place, depth + 1)
+            return
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if len(place) > _MAX_PATH:
+            place = f"{place[:_MAX_PATH]}{_NO_TEXT}{status.st_ino}"  # one for each
+        if stat.S_ISREG(status.st_mode):
+            self._found.append((place, status.st_size, _version(status), ""))
+            self._named += len(place)
+        else:
+            self._tell(place, "deep" if is_directory else _what(status), status)
 
     def _goes_on(self) -> bool:
         self._looked += 1
@@ -271,15 +320,23 @@ class _Walk:
     def _descend(self, name: str, parent: int, path: str, depth: int) -> None:
         try:
             directory = os.open(name, _DIRECTORY, dir_fd=parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return  # the program was faster
         except OSError:
+            self._tell(path, "closed")
             return
         try:
             if os.fstat(directory).st_dev == self._device:
-                self._look(directory, path, depth)
-        except OSError:
-            pass  # unreadable, by the program's own doing
+                self._enter(directory, path, depth)
         finally:
             os.close(directory)
+
+    def _tell(self, place: str, what: str, status: os.stat_result | None = None) -> None:
+        if len(self._others) >= _MAX_OTHERS:
+            self._has_many = True
+            return
+        self._others.append((place, 0, () if status is None else _version(status), what))
+        self._named += len(place)
 
 
 def _encoded(part: str) -> bytes:
@@ -307,11 +364,22 @@ def _mode(name: bytes, directory: int) -> int:
         return 0
 
 
-def _is_text(name: str) -> bool:
-    """Nothing that would break a line or cannot be written as UTF-8: such bytes come as surrogates."""
-    return name.isprintable() or not any(
-        ch < " " or "\x7f" <= ch <= "\x9f" or ch in "\u2028\u2029" or "\ud800" <= ch <= "\udfff" for ch in name
-    )
+def _text(name: str) -> str:
+    """The name, or one of its own that no file can be asked for by where it has bytes that are not UTF-8."""
+    if name.isascii():
+        return name
+    decoded = os.fsencode(name).decode("utf-8", "surrogateescape")
+    if decoded.isprintable():
+        return decoded
+    return "".join(f"{_NO_TEXT}{ord(ch) & 0xFF:02x}" if "\ud800" <= ch <= "\udfff" else ch for ch in decoded)
+
+
+def _version(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _what(status: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "other")
 
 
 def _read(fd: int, size: int) -> bytes:

@@ -108,7 +108,7 @@ class Verbs:
     def _list(self, path: str, leave_out: str | None) -> Generator[bytes]:
         lines = bytearray()
         for found in self._tree.beneath(path, leave_out):
-            lines += json.dumps(found, ensure_ascii=False).encode() + b"\n"
+            lines += json.dumps(found if found[3] else found[:3], ensure_ascii=False).encode() + b"\n"
             if len(lines) >= _CHUNK:
                 yield bytes(lines)
                 lines.clear()

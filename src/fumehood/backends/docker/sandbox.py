@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from ...engine import lend, seccomp
-from ...engine.files import our_errors
+from ...engine.files import our_errors, stat_of
 from ...engine.order import program
 from ...errors import BackendUnavailable, BadArgument, FileError, SandboxLost
 from ...guest import wire
@@ -221,9 +221,9 @@ def _stats(lines: bytes) -> list[FileStat]:
 
 def _stat(line: bytes) -> FileStat:
     try:
-        path, size, version = json.loads(line)
+        path, size, version, what = [*json.loads(line), ""][:4]
         str(path).encode()  # a lone surrogate could be written nowhere
-        return FileStat(str(path), int(size), tuple(map(int, version)))
+        return stat_of(str(path), int(size), tuple(map(int, version)), str(what))
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise SandboxLost("the container's guest broke; try again") from None
 
