@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 
 from fumehood.backends.docker import address
 from fumehood.backends.docker import client as docker
+from fumehood.cli import serve_options
 from fumehood.errors import ConfigurationError
 from fumehood.server import files, ids, origins, respond, tokens
 from fumehood.server.options import ServerOptions
@@ -19,7 +20,7 @@ from .target import Target, fields, text
 
 
 def check(data: bytes) -> None:
-    """One line of text for all that take one, then a token file."""
+    """One line of text for all that take one, then a file, as one of tokens and as one of options."""
     line, file = fields(data, 2)
     said = text(line)
     try:
@@ -30,12 +31,12 @@ def check(data: bytes) -> None:
     docker._message(line)
     _check_headers(said)
     with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "tokens")
+        path = Path(place, "file")
         path.write_bytes(file)
-        try:
+        with suppress(ConfigurationError):
             tokens.Tokens(file=str(path)).find(said)
-        except ConfigurationError:
-            pass
+        with suppress(ConfigurationError):
+            serve_options.in_file(str(path))
 
 
 def _check_headers(said: str) -> None:
@@ -46,7 +47,9 @@ def _check_headers(said: str) -> None:
     for take in (
         lambda: respond.accepted(said),
         lambda: files._span(said, 100),
-        lambda: origins.check_origin(Headers({"origin": said, "sec-fetch-site": said}), "a:1", navigates=False),
+        lambda: origins.check_origin(
+            Headers({"origin": said, "sec-fetch-site": said}), "a:1", options, navigates=False
+        ),
     ):
         with suppress(Problem):
             take()

@@ -78,8 +78,9 @@ def _plant(directory: bytes, name: bytes) -> None:
 
 def _use(files: Files, path: str) -> None:
     for found in files.beneath("/tmp"):
-        assert paths.printable(found.path)
-        assert files.read(found.path, 10) == b""
+        found.path.encode()
+        if paths.printable(found.path) and not found.why:
+            assert files.read(found.path, 10) == b""
     for use in (
         files.beneath,
         files.has_nothing,

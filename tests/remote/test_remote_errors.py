@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import shutil
+import socket
 import ssl
-import subprocess
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
+from certificates import Authority
 from fumehood import errors, get_sandbox, open_session
+from fumehood.backends import remote
 from fumehood.backends.remote import client as remote_client
+from fumehood.backends.remote.address import Address
+from fumehood.backends.remote.process import RemoteProcess
+from fumehood.config import Settings
+from fumehood.config_values import Secret
+from fumehood.types import Receipt
 from running import TOKENS, Running
 from support import HANG_S
 
 Client = Callable[..., dict[str, Any]]
+LIMITS = Settings().limits()
 VERSION = {"X-Fumehood-Version": "0.0", "Content-Type": "application/json"}
 
 
@@ -108,28 +120,9 @@ def test_a_session_that_the_server_ended_begins_anew(server: Running, client: Cl
 
 @pytest.fixture
 def tls(tmp_path: Path) -> ssl.SSLContext:
-    """With a certificate for localhost that nobody has signed: cert.pem."""
-    if shutil.which("openssl") is None:
-        pytest.skip("makes a certificate with openssl, which is not installed")
-    made = (
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=DNS:localhost",
-        "-keyout",
-        "key.pem",
-        "-out",
-        "cert.pem",
-    )
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *made],
-        check=True,
-        capture_output=True,
-        cwd=tmp_path,
-        timeout=HANG_S,
-    )
+    """With a certificate for localhost, of an authority that nobody knows: authority.pem."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.load_cert_chain(*Authority(tmp_path, "localhost").issue("server"))
     return context
 
 
@@ -142,7 +135,7 @@ def https(server: Running, before: Callable[..., Any], tls: ssl.SSLContext) -> s
 def test_a_certificate_of_one_s_own(
     client: Client, https: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
     with get_sandbox(**client(https)) as sandbox, open_session(**client(https)) as session:
         assert sandbox.execute("print(1)").stdout == "1\n"
         assert session.run("print(1)").stdout == "1\n"
@@ -150,7 +143,7 @@ def test_a_certificate_of_one_s_own(
         assert "certificate" in said  # it is for another name
 
 
-def test_a_certificate_that_nobody_signed(client: Client, https: str) -> None:
+def test_a_certificate_that_nobody_trusts(client: Client, https: str) -> None:
     for said in refused(errors.BackendUnavailable, client(https)):
         assert "certificate" in said
         assert "SSL_CERT_FILE" in said
@@ -164,3 +157,142 @@ def test_a_server_without_tls(server: Running, client: Client) -> None:
 def test_a_server_with_tls_that_is_asked_without(client: Client, https: str) -> None:
     for said in refused(errors.BackendUnavailable, client(https.replace("https:", "http:"))):
         assert "SANDBOX_REMOTE_URL" in said
+
+
+async def no_cancel(_: str) -> None:
+    pass
+
+
+async def no_receipt() -> Receipt:
+    return Receipt("process", {})
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nX-Fumehood-Version: 0.0\r\n"
+JSON = HEAD + b"Content-Type: application/json\r\n\r\n"
+
+
+class Endless(threading.Thread):
+    """A server which answers every request with the same bytes for as long as it is read."""
+
+    def __init__(self, first: bytes, again: bytes, pause_s: float = 0.0) -> None:
+        super().__init__(daemon=True)
+        self._first, self._again, self._pause_s = first, again, pause_s
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.sent: list[int] = []
+        self.asked: list[bytes] = []
+
+    def run(self) -> None:
+        with suppress(OSError):
+            while True:
+                stream, _ = self._listening.accept()
+                self._answer(stream)
+
+    def _answer(self, stream: socket.socket) -> None:
+        self.sent.append(0)
+        with suppress(OSError), stream:
+            self.asked.append(stream.recv(65536).partition(b"\r\n")[0])
+            stream.sendall(self._first)
+            while True:
+                stream.sendall(self._again)
+                self.sent[-1] += len(self._again)
+                time.sleep(self._pause_s)
+
+    def stop(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.join(HANG_S)
+        assert not self.is_alive()
+
+
+@contextmanager
+def endless(first: bytes, again: bytes, pause_s: float = 0.0) -> Iterator[Endless]:
+    hostile = Endless(first, again, pause_s)
+    hostile.start()
+    try:
+        yield hostile
+    finally:
+        hostile.stop()
+
+
+def test_an_answer_without_an_end_is_not_read_for_ever(client: Client) -> None:
+    with endless(JSON + b'{"protocol": 1, "a": "', b"a" * 65536) as hostile:
+        for said in refused(errors.BackendUnavailable, client(hostile.url)):
+            assert "answered with more than 1,048,576 bytes" in said
+    assert max(hostile.sent) < 64 * 1024 * 1024  # with what the kernel holds of a connection
+
+
+@pytest.mark.parametrize(
+    ("first", "again"), [(HEAD, b"X-More: a\r\n"), (b"", b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n")]
+)
+def test_an_answer_that_does_not_begin_is_not_waited_for(
+    client: Client, first: bytes, again: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece of it comes in time."""
+    monkeypatch.setattr(remote, "_MEET_S", 0.5)
+    monkeypatch.setattr(remote_client, "_CONNECT_S", 0.5)
+    with endless(first, again, 0.05) as hostile:
+        for said in refused(errors.BackendUnavailable, client(hostile.url)):
+            assert "did not answer in time" in said
+
+
+def test_the_end_of_a_process_waits_for_no_whole_answer() -> None:
+    with endless(HEAD, b"X-More: a\r\n", 0.05) as hostile:
+        remote_client.end_now(Address(hostile.url, Settings(remote_token=Secret("a-token"))), "s_a_b")
+        assert hostile.asked == [b"DELETE /sessions/s_a_b HTTP/1.1"]
+
+
+def test_a_program_that_never_begins_is_lost() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            yield b"\n"  # says that the server is there
+            await asyncio.sleep(0.01)
+
+    async def listen() -> None:
+        address = Address("http://127.0.0.1:1", None)  # type: ignore[arg-type]
+        response = httpx2.Response(200, content=body())
+        process = RemoteProcess(remote_client.Client(address), response, LIMITS, no_cancel, keeps_state=False)
+        await process.begun(no_receipt, 0.2)
+
+    with pytest.raises(errors.SandboxLost, match="before the program began"):
+        asyncio.run(listen())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [{"type": "display", "data": {"text/plain": "a" * 65536}}, {"type": "output", "stream": "stdout", "text": ""}],
+)
+def test_events_that_nobody_reads_are_not_piled_up(event: dict[str, Any]) -> None:
+    """The server has to wait, whatever the events hold."""
+    line = json.dumps(event).encode() + b"\n"
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(100_000):
+            taken.append(len(line))
+            yield line
+
+    async def listen() -> None:
+        begun = b'{"type": "started"}\n'
+
+        async def whole() -> AsyncIterator[bytes]:
+            yield begun
+            async for part in body():
+                yield part
+
+        address = Address("http://127.0.0.1:1", None)  # type: ignore[arg-type]
+        process = RemoteProcess(
+            remote_client.Client(address), httpx2.Response(200, content=whole()), LIMITS, no_cancel, keeps_state=False
+        )
+        await process.begun(no_receipt, HANG_S)
+        for _ in range(100_000):  # as long as it goes on by itself
+            before = len(taken)
+            await asyncio.sleep(0)
+            if len(taken) == before:
+                break
+        process._leave()
+        await process.close()
+
+    taken: list[int] = []
+    asyncio.run(listen())
+    assert len(taken) < 30_000
+    assert sum(taken) < 16 * 1024 * 1024

@@ -16,6 +16,7 @@ import pytest
 
 from fumehood import AsyncSession, errors, get_sandbox, open_session
 from fumehood.backends.remote import said
+from fumehood.handed import Handed
 from fumehood.types import FileStat, Limits, Output
 from running import Running
 from support import HANG_S
@@ -57,16 +58,56 @@ def test_what_a_server_adds_to_a_result_is_of_its_shape_and_printable() -> None:
 
 def test_a_name_with_control_characters_is_not_listed_by_a_server_either() -> None:
     files = [{"path": f"/tmp/{name}", "size": 1, "version": "1"} for name in ("a", "\x1b[2J", "b\n", "c\x9b")]
-    assert [stat.path for stat in said.listing({"files": files})] == ["/tmp/a"]
+    assert [stat.path for stat in said.listing({"files": files}, "/tmp")] == ["/tmp/a"]
+
+
+def test_what_a_server_left_out_is_told_in_words_that_fit_on_a_line() -> None:
+    entries = [{"path": "/tmp/output/a\nb", "why": "a\x1b[2Jlink"}, {"path": "…", "why": "9 more"}]
+    wrong = [None, 1, {}, {"path": "/tmp/x"}, {"path": ["/tmp"], "why": []}]
+    files = said.listing({"files": [], "left_out": entries + wrong}, "/tmp")
+    assert [(stat.path, stat.why) for stat in files] == [("/tmp/output/a b", "a [2Jlink"), ("/tmp", "9 more")]
+    assert len(said.listing({"files": [], "left_out": entries[:1] * 5000}, "/tmp")) == 1000
+    for none in (None, {}, "x", 3):
+        assert said.listing({"files": [], "left_out": none}, "/tmp") == []
+
+
+def test_what_a_server_s_program_left_is_told_by_its_client(server: Running, client: Client, tmp_path: Path) -> None:
+    code = """
+import os
+for number in range(22): open(f'/tmp/output/{number:02}', 'w').close()
+os.symlink('/etc', '/tmp/output/link')
+open('/tmp/output/new\\nline', 'w').close()
+"""
+    bad_name = "its name has control characters or bytes that are not UTF-8"
+
+    async def one_shot() -> Handed:
+        handed = Handed()
+        with get_sandbox(**client(server.url)) as sandbox:
+            await sandbox.stream(code, handed=handed).whole()
+        return handed
+
+    handed = asyncio.run(asyncio.wait_for(one_shot(), HANG_S))
+    assert len(handed.files) == 20
+    assert {entry["path"].rpartition("/")[2]: entry["why"] for entry in handed.left_out} == {
+        "20": "more than 20 files",
+        "21": "more than 20 files",
+        "new\\nline": "more than 20 files",
+        "link": "a symbolic link, which is never followed",
+    }
+    with open_session(**client(server.url, output_dir=str(tmp_path))) as session:
+        warnings = session.run(code).meta["output_warnings"]
+        assert "/tmp/output/link was not copied: a symbolic link, which is never followed" in warnings
+        assert f"/tmp/output/new\\nline was not copied: {bad_name}" in warnings
+        assert len(session.files()) == 22
 
 
 def test_a_listing_is_read_beside_the_loop(server: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[int] = set()
     listing = said.listing
 
-    def watched(found: object) -> list[FileStat]:
+    def watched(found: object, directory: str) -> list[FileStat]:
         threads.add(threading.get_ident())
-        return listing(found)
+        return listing(found, directory)
 
     monkeypatch.setattr(said, "listing", watched)
 

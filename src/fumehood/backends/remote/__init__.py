@@ -19,6 +19,7 @@ __all__ = ["RemoteBackend"]
 
 _LOOK_S = 5.0
 _MEET_S = 20.0  # it may have to make a sandbox first
+_MAX_INFO = 1024 * 1024
 
 
 class RemoteBackend(Backend):
@@ -72,7 +73,7 @@ class RemoteBackend(Backend):
     async def _meet(self, client: Client) -> Receipt:
         """Before any code is sent: whether it is one of ours, takes the token and speaks as we do."""
         try:
-            info = await client.ask("GET", "/info", read_s=_MEET_S)
+            info = await client.ask("GET", "/info", read_s=_MEET_S, most=_MAX_INFO)
         except SandboxLost as error:
             raise BackendUnavailable(str(error)) from error
         if not isinstance(info, dict) or "protocol" not in info:

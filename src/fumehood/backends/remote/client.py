@@ -8,7 +8,9 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -28,6 +30,9 @@ _KEEP_S = 4.0  # less than any server keeps a connection that nobody uses
 _REFUSED_PAUSES_S = (0.1, 0.4)
 _BUSY_S = 0.05
 _MAX_REFUSAL = 65536
+MAX_ANSWER = 64 * 1024 * 1024  # more than a list of as many files as there can be
+_SLOWEST = 16 * 1024  # bytes a second, once ANSWER_S have passed
+_TIMEOUTS = (httpx2.TimeoutException, TimeoutError)
 _PART = 1024 * 1024
 _SAFE = ("GET", "PUT")  # twice is as good as once
 
@@ -68,11 +73,22 @@ class Client:
             trust_env=False,
         )
 
-    async def ask(self, verb: str, path: str, body: object = None, *, read_s: float = ANSWER_S, **params: str) -> Any:
+    async def ask(
+        self,
+        verb: str,
+        path: str,
+        body: object = None,
+        *,
+        read_s: float = ANSWER_S,
+        most: int = MAX_ANSWER,
+        **params: str,
+    ) -> Any:
         """What the server answers, as data."""
         content = None if body is None else json.dumps(body).encode()
         response = await self.send(verb, path, content, read_s=read_s, params=params)
-        data = await self.content(response)
+        data = await self.content(response, most)
+        if len(data) > most:
+            raise refusals.too_much(self.where, most)
         try:
             return json.loads(data) if data else None
         except (ValueError, RecursionError):
@@ -86,15 +102,13 @@ class Client:
         *,
         kind: str = JSON,
         accept: str = JSON,
-        read_s: float | None = ANSWER_S,
+        read_s: float = ANSWER_S,
         params: Mapping[str, str] | None = None,
         runs: bool = False,
     ) -> httpx2.Response:
         """An answer that is a success, its body not yet read. `runs`: once sent, a program may have run."""
         size = content.size if isinstance(content, Upload) else len(content or b"")
-        if size > (most := self.most_bytes.get(kind, sys.maxsize)):
-            too_large = f"{size:,} bytes are more than the server takes at once, {most:,}"
-            raise FileError(too_large, "too_large") if kind == BINARY else BadArgument(too_large)
+        self._check_size(kind, size)
         until = time.monotonic() + WAIT_S
         failures = 0
         while True:
@@ -109,7 +123,8 @@ class Client:
             )
             try:
                 with needed_as(BackendUnavailable):
-                    response = await self._http.send(request, stream=True)
+                    async with asyncio.timeout(_CONNECT_S + read_s + size / _SLOWEST):  # it may answer by drops
+                        response = await self._http.send(request, stream=True)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 self.is_sure = False
                 found = refusals.unreachable(self.where, error)
@@ -119,20 +134,14 @@ class Client:
                 failures += 1
                 continue
             except (httpx2.TransportError, OSError) as error:
-                if verb in _SAFE and not failures and not isinstance(error, httpx2.TimeoutException):
+                if verb in _SAFE and not failures and not isinstance(error, _TIMEOUTS):
                     failures += 1
                     continue
                 self._broken(error, runs)
             finally:
                 if isinstance(body, AsyncGenerator):
                     await body.aclose()
-            if "x-fumehood-version" not in response.headers:
-                await response.aclose()
-                self.is_sure = False
-                found = refusals.no_server(self.where, response.status_code)
-                if runs and response.status_code >= 500:  # of a proxy, which may have passed it on
-                    raise SandboxLost(f"{found}; the program may have run")
-                raise found
+            await self._check_ours(response, runs)
             if response.is_success:
                 return response
             refused = await self._refused(response)
@@ -141,14 +150,16 @@ class Client:
                 raise refused.error()
             await asyncio.sleep(pause_s)
 
-    async def content(self, response: httpx2.Response, most: int | None = None) -> bytes:
-        """The whole body, which is read to its end or given up."""
-        found = bytearray()
+    async def content(self, response: httpx2.Response, most: int) -> bytes:
+        """The whole body, read to its end or given up: soon after `most` bytes, or where it comes by drops."""
+        found, since = bytearray(), time.monotonic()
         try:
             async for part in response.aiter_raw():
                 found += part
-                if most is not None and len(found) > most:
+                if len(found) > most:
                     break
+                if time.monotonic() - since > ANSWER_S + len(found) / _SLOWEST:
+                    raise TimeoutError("it answers too slowly")
         except (httpx2.TransportError, OSError) as error:
             self.is_sure = False
             raise refusals.lost(self.where, error, "while it answered") from error
@@ -160,6 +171,21 @@ class Client:
         await self._http.aclose()
 
     # --- inside
+
+    def _check_size(self, kind: str, size: int) -> None:
+        if size > (most := self.most_bytes.get(kind, sys.maxsize)):
+            too_large = f"{size:,} bytes are more than the server takes at once, {most:,}"
+            raise FileError(too_large, "too_large") if kind == BINARY else BadArgument(too_large)
+
+    async def _check_ours(self, response: httpx2.Response, runs: bool) -> None:
+        if "x-fumehood-version" in response.headers:
+            return
+        await response.aclose()
+        self.is_sure = False
+        found = refusals.no_server(self.where, response.status_code)
+        if runs and response.status_code >= 500:  # of a proxy, which may have passed it on
+            raise SandboxLost(f"{found}; the program may have run")
+        raise found
 
     def _headers(self, accept: str, kind: str | None, size: int) -> dict[str, str]:
         headers = {**_authorised(self.address), "Accept": accept}
@@ -173,7 +199,7 @@ class Client:
         self.is_sure = False
         if runs:
             raise refusals.lost(self.where, error, "before it answered, and the program may have run") from error
-        if isinstance(error, httpx2.TimeoutException):
+        if isinstance(error, _TIMEOUTS):
             raise BackendUnavailable(f"the server at {self.where} did not answer in time: see its log") from error
         raise BackendUnavailable(
             f"{refusals.gone(self.where, error, 'before it answered')}: check that it runs, and that"
@@ -199,9 +225,18 @@ def _authorised(address: Address) -> dict[str, str]:
 
 def end_now(address: Address, session_id: str) -> None:
     """Without an event loop: for garbage and the end of the process."""
-    verify = ssl.create_default_context() if address.url.startswith("https:") else False
+    parts = urlsplit(f"{address.url}/sessions/{session_id}")
+    host, port = parts.hostname or "", parts.port
     try:
-        with httpx2.Client(verify=verify, timeout=_LAST_S, trust_env=False) as http:
-            http.delete(f"{address.url}/sessions/{session_id}", headers=_authorised(address))
-    except (httpx2.TransportError, OSError, FumehoodError):
+        connection = (
+            HTTPSConnection(host, port or 443, timeout=_LAST_S, context=ssl.create_default_context())
+            if parts.scheme == "https"
+            else HTTPConnection(host, port or 80, timeout=_LAST_S)
+        )
+        try:
+            connection.request("DELETE", parts.path, headers=_authorised(address))
+            connection.sock.recv(1)  # it has heard us; the rest of its answer could take for ever
+        finally:
+            connection.close()
+    except (HTTPException, OSError, ValueError, FumehoodError):
         pass  # it ends when it has been idle for long enough

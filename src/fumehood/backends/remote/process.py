@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx2
 
 from ...errors import FumehoodError, SandboxLost
-from ...types import Display, Exited, Limits, Output, Receipt
+from ...types import Exited, Limits, Output, Receipt
 from .._base_async import happens
 from ..base import Event, Process
 from . import refusals, said
@@ -25,6 +25,7 @@ BACKLOG_BYTES = 4 * 1024 * 1024  # unread; past it the server has to wait
 MAX_LINE = 128 * 1024 * 1024
 SILENCE_S = 60.0  # the server says something every 15 s
 _END_S = 5.0
+_EVENT_BYTES = 200  # of one that holds nothing
 _KILLED = 128 + signal.SIGKILL
 
 Cancel = Callable[[str], Awaitable[object]]
@@ -50,12 +51,14 @@ class RemoteProcess(Process):
         self._cancelling: asyncio.Task[None] | None = None
         self._pump = asyncio.create_task(self._read_on(), name="fumehood-remote")
 
-    async def begun(self, fallback: Callable[[], Awaitable[Receipt]]) -> None:
+    async def begun(self, fallback: Callable[[], Awaitable[Receipt]], within_s: float) -> None:
         """Until the program runs; `fallback` gives the receipt where the server started nothing."""
         try:
-            while not self._has_begun and not self._pump.done():
-                self._news.clear()
-                await self._news.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):  # empty lines say that the server is there, and no more
+                    while not self._has_begun and not self._pump.done():
+                        self._news.clear()
+                        await self._news.wait()
             if not self._has_begun:
                 raise self._failure or refusals.lost(self._client.where, None, "before the program began")
             if not hasattr(self, "receipt"):
@@ -118,7 +121,8 @@ class RemoteProcess(Process):
     async def _read_on(self) -> None:
         try:
             async for line in self._lines():
-                self._hear(json.loads(line))
+                if self.result is None:  # it is the last one
+                    self._hear(json.loads(line), len(line))
                 while self._backlog > BACKLOG_BYTES:
                     self._room.clear()
                     await self._room.wait()
@@ -154,7 +158,7 @@ class RemoteProcess(Process):
             if len(rest) > MAX_LINE:
                 raise ValueError
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _hear(self, event: dict[str, Any], size: int) -> None:
         kind = event.get("type")
         if kind == "started":
             if event.get("receipt") is not None:
@@ -165,7 +169,7 @@ class RemoteProcess(Process):
         elif kind == "output":
             self._add(said.output(event))
         elif kind == "display":
-            self._add(said.display(event))
+            self._add(said.display(event), size)
         elif kind == "result":
             self._finish(event)
         elif kind == "error":
@@ -181,8 +185,8 @@ class RemoteProcess(Process):
         self.result = event
         self._add(exited)
 
-    def _add(self, event: Event) -> None:
-        size = len(event.data) if isinstance(event, Output) else 1000 if isinstance(event, Display) else 0
+    def _add(self, event: Event, size: int = 0) -> None:
+        size += _EVENT_BYTES + (len(event.data) if isinstance(event, Output) else 0)
         self._events.append((event, size))
         self._backlog += size
         self._news.set()

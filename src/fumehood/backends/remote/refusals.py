@@ -147,6 +147,13 @@ def lost(where: str, error: BaseException | None, doing: str) -> SandboxLost:
     return SandboxLost(f"{gone(where, error, doing)}: see its log, or start it again with `fumehood serve`")
 
 
+def too_much(where: str, most: int) -> SandboxLost:
+    return SandboxLost(
+        f"the server at {where} answered with more than {most:,} bytes: check SANDBOX_REMOTE_URL, and use the same"
+        " version of fumehood on both sides"
+    )
+
+
 def silent(where: str, seconds: float) -> SandboxLost:
     return SandboxLost(
         f"the server at {where} said nothing for {seconds:g} s while the program ran: see its log, and whether the"

@@ -19,6 +19,7 @@ _MAX_NUMBER = 1e15
 _MAX_CODE = 2**31
 _AXIS_LEVELS = ("none", *LEVELS)
 _MAX_TEXTS = 1000
+_MAX_NAME = 16 * 1024  # escapes make it longer than it is
 
 
 def receipt(said: object) -> Receipt:
@@ -119,7 +120,7 @@ def most_bytes(info: Mapping[str, Any]) -> dict[str, int]:
     limits = info.get("limits")
     limits = limits if isinstance(limits, dict) else {}
     named = (("application/json", "body_bytes"), ("application/octet-stream", "upload_bytes"))
-    return {kind: limits[name] for kind, name in named if type(limits.get(name)) is int}
+    return {kind: limits[name] for kind, name in named if type(limits.get(name)) is int and limits[name] > 0}
 
 
 def session_id(said: object) -> str:
@@ -139,11 +140,26 @@ def places(said: object) -> Places:
     raise _broken("a session without places")
 
 
-def listing(said: Any) -> list[FileStat]:
+def listing(said: Any, directory: str) -> list[FileStat]:
     try:
-        return [stat for stat in map(_stat, said["files"]) if printable(stat.path)]  # as in a sandbox of our own
+        found = [stat for stat in map(_stat, said["files"]) if printable(stat.path)]  # as in a sandbox of our own
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise _broken("a list of files that is none") from None
+    return found + _others(said.get("left_out"), directory)
+
+
+def left_out(said: Mapping[str, Any], directory: str) -> list[FileStat]:
+    """What did not come with a result."""
+    return _others(_meta(said).get("files_left_out"), directory)
+
+
+def _others(said: object, directory: str) -> list[FileStat]:
+    """Named by the server, whose last word may be about all the rest of that directory."""
+    found = said[:_MAX_TEXTS] if isinstance(said, list) else []
+    named = [
+        (_text(each.get("path", ""), _MAX_NAME), _text(each.get("why", ""))) for each in found if isinstance(each, dict)
+    ]
+    return [FileStat(path if path.startswith("/") else directory, 0, (), why) for path, why in named if why]
 
 
 def left(said: Mapping[str, Any]) -> dict[str, bytes]:
@@ -175,9 +191,9 @@ def _number(value: object) -> float:
     return value if isinstance(value, (int, float)) and 0 <= value < _MAX_NUMBER else 0
 
 
-def _text(value: object) -> str:
+def _text(value: object, most: int = _MAX_TEXT) -> str:
     said = str(value) if isinstance(value, (str, int)) else ""  # of what is nested it could be too deep
-    return "".join(ch if ch.isprintable() else " " for ch in said[:_MAX_TEXT])
+    return "".join(ch if ch.isprintable() else " " for ch in said[:most])
 
 
 def _broken(what: str) -> SandboxLost:

@@ -73,7 +73,7 @@ class _Starter(Sandbox):
         patience_s = INSTALL_S if self._spec.requirements else http.ANSWER_S
         response = await self._client.send("POST", path, body, accept=http.EVENTS, read_s=patience_s, runs=True)
         process = RemoteProcess(self._client, response, self._spec.limits, cancel, keeps_state=keeps_state)
-        await process.begun(self._receipt)
+        await process.begun(self._receipt, patience_s)
         return process
 
 
@@ -94,13 +94,15 @@ class RemoteSandbox(_Starter):
         return self._process
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        data = self._left(path).get(path)
+        data = said.left(self._result(path)).get(path)
         if data is None or len(data) > max_bytes:
             raise FileError(f"{path} did not come back from the server", "missing")
         return data
 
     async def list(self, directory: str) -> list[FileStat]:
-        return [FileStat(path, len(data), (0,)) for path, data in self._left(directory).items()]
+        result = self._result(directory)
+        files = [FileStat(path, len(data), (0,)) for path, data in said.left(result).items()]
+        return files + said.left_out(result, directory)
 
     async def close(self) -> None:
         if self._process is not None:
@@ -109,10 +111,10 @@ class RemoteSandbox(_Starter):
     async def _cancel(self, handle: str) -> None:
         await self._client.ask("POST", f"/executions/{handle}/cancel")
 
-    def _left(self, path: str) -> dict[str, bytes]:
+    def _result(self, path: str) -> dict[str, Any]:
         if not self._spec.hands_back or self._process is None or self._process.result is None:
             raise keeps_nothing(path)
-        return said.left(self._process.result)
+        return self._process.result
 
 
 @contextmanager
@@ -180,7 +182,7 @@ class RemoteSession(_Starter):
             response = await self._client.send(
                 "PUT", f"{self._path}/files/content", data, kind=http.BINARY, params=params
             )
-        await self._client.content(response)
+        await self._client.content(response, http.MAX_ANSWER)
 
     async def list(self, directory: str) -> list[FileStat]:
         self._check()
@@ -191,7 +193,7 @@ class RemoteSession(_Starter):
             if error.kind in ("missing", "special"):
                 return []
             raise
-        return await aside(said.listing, found)  # as long as the program likes: not in the loop
+        return await aside(said.listing, found, directory)  # as long as the program likes: not in the loop
 
     async def close(self) -> None:
         if self._is_closed:
