@@ -271,6 +271,33 @@ def test_html_of_a_program_is_shown_in_a_frame_that_can_do_nothing(page: Page) -
     shot(page, "html")
 
 
+def test_html_of_a_program_keeps_what_is_of_use(page: Page) -> None:
+    dot = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+    html = (
+        "<style>#T_1 td.col0 { background-color: rgb(1, 2, 3) }</style>"
+        '<table id="T_1"><tr><td class="col0">7</table>'
+        f'<details open><summary>more</summary><i>inside</i></details><img alt="dot" src="{dot}">'
+        '<math display="block"><mfrac><mi>a</mi><msup><mi>b</mi><mn>2</mn></msup></mfrac></math><frameset></frameset>'
+    )
+    shown = run(page, f"class Rich:\n    def _repr_html_(self): return {html!r}\nRich()")
+    frame = shown.locator("iframe").first
+    inside = frame.content_frame
+    expect(inside.locator("td.col0")).to_have_css("background-color", "rgb(1, 2, 3)")
+    expect(inside.locator("details i")).to_be_visible()
+    expect(inside.locator("img")).to_have_js_property("naturalWidth", 1)
+    expect(inside.locator("math mfrac msup mn")).to_be_visible()
+    for policy in (
+        "default-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "x-dns-prefetch-control",
+        "no-referrer",
+    ):
+        assert policy in (frame.get_attribute("srcdoc") or "").partition("<body>")[0]
+    served = page.request.get(page.url).headers
+    assert (served["x-dns-prefetch-control"], served["referrer-policy"]) == ("off", "no-referrer")
+
+
 def test_an_svg_is_a_picture_whose_script_does_not_run(page: Page) -> None:
     svg = (
         "<svg xmlns='http://www.w3.org/2000/svg' width='120' height='60'><script>alert(1)</script>"

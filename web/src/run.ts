@@ -161,7 +161,13 @@ function headOf(parts: Part[]): number {
 
 function textOf(part: Part): string {
   if (part.kind === "text") return part.text;
-  return part.kind === "value" ? String(part.bundle["text/plain"] ?? "") : `\n… ${leftOut(part)}\n`;
+  return part.kind === "value" ? plainOf(part.bundle) : `\n… ${leftOut(part)}\n`;
+}
+
+/** A value as text; the program may have put anything there. */
+export function plainOf(bundle: Bundle): string {
+  const plain = bundle["text/plain"] ?? "";
+  return typeof plain === "string" ? plain : JSON.stringify(plain);
 }
 
 export function leftOut({ characters, values }: { characters: number; values: number }): string {

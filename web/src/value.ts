@@ -1,26 +1,32 @@
 /** One value of a run, in the best form that can be shown safely. */
 
-import { LitElement, css, html, nothing } from "lit";
+import { LitElement, PropertyValues, TemplateResult, css, html, nothing } from "lit";
 import { Bundle } from "./api.js";
+import { cleanSvg } from "./clean.js";
 import "./frame.js";
 import { icon } from "./icons.js";
-import { fromBase64 } from "./run.js";
+import { cut } from "./markup.js";
+import { fromBase64, plainOf } from "./run.js";
 import { base } from "./styles.js";
 import { plural } from "./words.js";
 
+/** A table as it should be; the program may have made anything. */
 interface TableData {
-  schema?: { fields?: { name: string; type?: string }[] };
+  schema?: { fields?: { name: unknown; type?: unknown }[] } | null;
   data: Record<string, unknown>[];
-  total_rows?: number;
+  total_rows?: unknown;
 }
 
 const TABLE = "application/vnd.dataresource+json";
+const FORMS = [TABLE, "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex", "application/json"];
 const NUMERIC = /^(u?int|float|decimal|number)/i;
 
 export class FumeValue extends LitElement {
   static override properties = { bundle: { attribute: false } };
   declare bundle: Bundle;
   #url: { bundle: Bundle; mime: string; href: string } | null = null;
+  #failed = new Set<string>(); // forms that turned out to be none
+  #drawn: { source: string; clean: string | null } | null = null;
   static override styles = [
     base,
     css`
@@ -47,30 +53,58 @@ export class FumeValue extends LitElement {
     this.#url = null;
   }
 
+  override willUpdate(changed: PropertyValues): void {
+    if (changed.has("bundle")) this.#failed.clear();
+  }
+
   override render() {
-    const bundle = this.bundle;
-    const table = bundle[TABLE] as TableData | undefined;
-    if (table && Array.isArray(table.data)) return tableOf(table);
-    for (const mime of ["image/png", "image/jpeg", "image/gif", "image/webp"]) {
-      if (typeof bundle[mime] === "string") return this.#image(mime, fromBase64(bundle[mime]));
+    for (const mime of FORMS) {
+      if (this.#failed.has(mime)) continue;
+      try {
+        const shown = this.#form(mime, this.bundle[mime]);
+        if (shown) return shown;
+      } catch {
+        this.#failed.add(mime); // it is not what it says; the next form may be
+      }
     }
-    // In an <img> nothing of an SVG runs or is loaded.
-    if (typeof bundle["image/svg+xml"] === "string") return this.#image("image/svg+xml", bundle["image/svg+xml"]);
-    if (typeof bundle["text/html"] === "string") return html`<fume-frame .source=${bundle["text/html"]}></fume-frame>`;
-    for (const mime of ["text/markdown", "text/latex"]) if (typeof bundle[mime] === "string") return html`<pre>${bundle[mime]}</pre>`;
-    if (bundle["application/json"] !== undefined) return html`<pre>${JSON.stringify(bundle["application/json"], null, 2)}</pre>`;
-    return html`<pre>${String(bundle["text/plain"] ?? "")}</pre>`;
+    return html`<pre>${plainOf(this.bundle)}</pre>`;
+  }
+
+  /** What a person can read of it as text; not where it lies in memory. */
+  get #plain(): string {
+    const plain = plainOf(this.bundle);
+    return /^<.* object at/.test(plain) ? "" : plain;
+  }
+
+  #form(mime: string, form: unknown): TemplateResult | null {
+    if (mime === TABLE) return form ? tableOf(form as TableData) : null;
+    if (mime === "application/json") return form === undefined ? null : html`<pre>${JSON.stringify(form, null, 2)}</pre>`;
+    if (typeof form !== "string" || !form.trim()) return null;
+    if (mime === "image/svg+xml") return this.#drawing(form);
+    if (mime.startsWith("image/")) return this.#image(mime, fromBase64(form));
+    if (mime === "text/html") return html`<fume-frame .source=${form} .plain=${this.#plain}></fume-frame>`;
+    return html`<pre>${form}</pre>`;
+  }
+
+  // In an <img> nothing of an SVG runs or is loaded; it is cleaned for whoever opens it by itself.
+  #drawing(source: string) {
+    if (this.#drawn?.source !== source) this.#drawn = { source, clean: cleanSvg(source) };
+    return this.#drawn.clean === null ? html`<pre>${cut(source)}</pre>` : this.#image("image/svg+xml", this.#drawn.clean);
   }
 
   #image(mime: string, data: Uint8Array<ArrayBuffer> | string) {
-    if (this.#url?.bundle !== this.bundle) {
+    if (this.#url?.bundle !== this.bundle || this.#url.mime !== mime) {
       if (this.#url) URL.revokeObjectURL(this.#url.href);
       this.#url = { bundle: this.bundle, mime, href: URL.createObjectURL(new Blob([data], { type: mime })) };
     }
-    const plain = String(this.bundle["text/plain"] ?? "");
+    const plain = this.#plain;
+    const fail = () => {
+      this.#failed.add(mime);
+      this.requestUpdate();
+    };
     const name = `figure.${mime.slice(6).replace("svg+xml", "svg")}`;
     return html`<figure>
-      <img src=${this.#url.href} alt=${plain && !/^<.* object at/.test(plain) ? `Figure: ${plain.slice(0, 120)}` : "Figure that the program made"} />
+      <img src=${this.#url.href} @error=${fail} alt=${plain ? `Figure: ${plain.slice(0, 120)}` : "Figure that the program made"} />
       <a href=${this.#url.href} download=${name} aria-label="Download this figure" title="Download">${icon("down")}</a>
     </figure>`;
   }
@@ -78,18 +112,22 @@ export class FumeValue extends LitElement {
 customElements.define("fume-value", FumeValue);
 
 function tableOf(table: TableData) {
-  const fields = table.schema?.fields ?? Object.keys(table.data[0] ?? {}).map((name) => ({ name, type: undefined }));
-  const total = table.total_rows ?? table.data.length;
-  const number = fields.map(({ name, type }) => (type ? NUMERIC.test(type) : typeof table.data[0]?.[name] === "number"));
+  const { data } = table;
+  if (!Array.isArray(data)) return null;
+  const given = table.schema?.fields;
+  const fields = (Array.isArray(given) ? given : Object.keys(data[0] ?? {}).map((name) => ({ name, type: undefined }))).map(
+    ({ name, type }) => ({ name: String(name), isNumber: type ? NUMERIC.test(String(type)) : typeof data[0]?.[String(name)] === "number" }),
+  );
+  const total = typeof table.total_rows === "number" ? table.total_rows : data.length;
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Table">
       <table>
-        <thead><tr>${fields.map(({ name }, at) => html`<th scope="col" class=${number[at] ? "number" : ""}>${name}</th>`)}</tr></thead>
-        <tbody>${table.data.map(
-          (row) => html`<tr>${fields.map(({ name }, at) => html`<td class=${number[at] ? "number" : ""}>${cell(row[name])}</td>`)}</tr>`,
+        <thead><tr>${fields.map(({ name, isNumber }) => html`<th scope="col" class=${isNumber ? "number" : ""}>${name}</th>`)}</tr></thead>
+        <tbody>${data.map(
+          (row) => html`<tr>${fields.map(({ name, isNumber }) => html`<td class=${isNumber ? "number" : ""}>${cell(row[name])}</td>`)}</tr>`,
         )}</tbody>
       </table>
     </div>
-    <p class="small muted">${total > table.data.length ? `The first ${table.data.length} of ` : nothing}${plural(total, "row")},
+    <p class="small muted">${total > data.length ? `The first ${data.length} of ` : nothing}${plural(total, "row")},
       ${plural(fields.length, "column")}</p>`;
 }
 
