@@ -5,7 +5,7 @@ from .pruning import prune
 from .read import Report, load_all, verify
 from .record import build, failed
 from .search import find
-from .store import POLICIES, Store
+from .store import POLICIES, Store, count_together, lost, lost_by_all, takes
 
 __all__ = [
     "POLICIES",
@@ -15,9 +15,13 @@ __all__ = [
     "Report",
     "Store",
     "build",
+    "count_together",
     "failed",
     "find",
     "load_all",
+    "lost",
+    "lost_by_all",
     "prune",
+    "takes",
     "verify",
 ]

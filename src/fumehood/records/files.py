@@ -101,20 +101,32 @@ def exists(dir_fd: int, name: str) -> bool:
 
 def read(dir_fd: int, name: str) -> bytes:
     """A regular file's bytes, or OSError; ValueError if it is something else or too large."""
+    with _opened(dir_fd, name) as (fd, size):
+        limit = MAX_RECORD_BYTES + 1024
+        data = b""
+        while len(data) <= limit:
+            chunk = os.read(fd, min(size + 1, limit + 1))
+            if not chunk:
+                return data
+            data += chunk
+        raise ValueError(f"larger than {MAX_RECORD_BYTES} bytes")
+
+
+def tail(dir_fd: int, name: str, most: int) -> bytes:
+    """Its last bytes, in the same way."""
+    with _opened(dir_fd, name) as (fd, size):
+        return os.pread(fd, most, max(0, size - most))
+
+
+@contextmanager
+def _opened(dir_fd: int, name: str) -> Iterator[tuple[int, int]]:
     # O_NONBLOCK: opening a FIFO must not wait for its writer.
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise ValueError("not a regular file")
-        limit = MAX_RECORD_BYTES + 1024
-        data = b""
-        while len(data) <= limit:
-            chunk = os.read(fd, min(info.st_size + 1, limit + 1))
-            if not chunk:
-                return data
-            data += chunk
-        raise ValueError(f"larger than {MAX_RECORD_BYTES} bytes")
+        yield fd, info.st_size
     finally:
         os.close(fd)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +18,8 @@ _HASH_AT = len("20261115T175012.000000Z_")
 _TIME_DIGITS = 12  # an execution id begins with the milliseconds at which it was made
 _TELLING = 12  # so many characters fit a second record by chance only
 _HEX = re.compile(r"[0-9a-f]+", re.ASCII)
+_TAIL_BYTES = 2048
+_RUN_ID = re.compile(rb'"run_id":(?:"([^"\\]*)"|null)')
 
 
 def find(directory: Path, prefix: str, *, at_most: int | None = None) -> list[Entry]:
@@ -46,7 +49,7 @@ def _matching(dir_fd: int, names: list[str], prefix: str) -> Iterator[Entry]:
             some = True
             yield entry
     # No execution is stored before it has its id, and most are soon after.
-    first = bisect_left(names, _earliest_name(prefix))
+    first = bisect_left(names, earliest_name(prefix))
     text = files.escaped(prefix)
     for part in (names[first:], names[:first][::-1]):
         if some and len(prefix) >= _TELLING:
@@ -58,6 +61,38 @@ def _matching(dir_fd: int, names: list[str], prefix: str) -> Iterator[Entry]:
                 yield candidate
 
 
+def run_of(dir_fd: int, name: str) -> str | None:
+    """Probably the `run_id` of a record, from its last bytes: parsing all of it takes ten times as long.
+
+    Keys are sorted, and the few after it have short values. No text holds the pattern: its quotes would be escaped.
+    An OSError says that it could not be read now.
+    """
+    try:
+        found = _RUN_ID.findall(files.tail(dir_fd, name, _TAIL_BYTES))
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link, which nobody follows
+            return None
+        raise
+    return found[-1].decode("ascii", "replace") or None if found else None
+
+
+def with_id(dir_fd: int, names: list[str], execution_id: str, is_over: Callable[[], bool]) -> Entry | None:
+    """The record of this execution among these, which are in order. None is stored before it has its id.
+
+    A TimeoutError when `is_over` says so before all were looked at.
+    """
+    text = files.escaped(execution_id)
+    for name in names[bisect_left(names, earliest_name(execution_id)) :]:
+        if is_over():
+            raise TimeoutError
+        entry = files.read_entry_with(dir_fd, name, text)
+        if entry is not None and entry.record is not None and entry.record.get("execution_id") == execution_id:
+            return entry
+    return None
+
+
 def _begins(entry: Entry, prefix: str) -> bool:
     return any(text.startswith(prefix) for text in _known_by(entry))
 
@@ -67,7 +102,7 @@ def _known_by(entry: Entry) -> tuple[str, str, str]:
     return str(record.get("execution_id", "")), str(record.get("hash", "")), entry.name
 
 
-def _earliest_name(prefix: str) -> str:
+def earliest_name(prefix: str) -> str:
     """What the names of records begin with that were stored when such an execution id was made, or later."""
     latest = "~"
     if not _HEX.fullmatch(prefix):

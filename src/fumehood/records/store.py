@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,48 @@ POLICIES = ("always", "on_error", "never")
 
 _log = logging.getLogger("fumehood.records")
 _warned: set[str] = set()
+_counting = threading.Lock()
+_lost = 0
+_shared: int | None = None  # the descriptor of a count that processes share
+_COUNT_BYTES = 8
+_PROBE_BYTES = 64 * 1024
+
+
+def lost() -> int:
+    """How many records this process was to store and could not."""
+    return _lost
+
+
+def lost_by_all() -> int:
+    """The same of all processes that count together."""
+    return _lost if _shared is None else int.from_bytes(os.pread(_shared, _COUNT_BYTES, 0), "little")
+
+
+def count_together(path: str) -> None:
+    """From now on, with the other processes that name this file."""
+    global _shared
+    _shared = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    _add_shared(0)  # its block is there before a disk is full
+
+
+def _add_shared(number: int) -> None:
+    assert _shared is not None
+    fcntl.flock(_shared, fcntl.LOCK_EX)  # for microseconds
+    try:
+        os.pwrite(_shared, (lost_by_all() + number).to_bytes(_COUNT_BYTES, "little"), 0)
+    finally:
+        fcntl.flock(_shared, fcntl.LOCK_UN)
+
+
+def takes(directory: Path) -> bool:
+    """Whether a small record could be written there now; nothing is left of the attempt."""
+    name = f".probe-{os.getpid()}-{threading.get_ident()}.tmp"
+    try:
+        with files.directory(_absolute(directory), create=True) as dir_fd:
+            files.write_temp(dir_fd, name, bytes(_PROBE_BYTES))
+            return files.remove(dir_fd, name)
+    except (OSError, ValueError):
+        return False
 
 
 class Store:
@@ -49,10 +94,10 @@ class Store:
                 self._keep_to_size(dir_fd, head)
         except TimeoutError as error:
             self._lock_timeout_s = 0.05  # not the whole wait for every execution
-            self._warn(error)
+            self._lose(error)
             return None
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            self._warn(error)
+            self._lose(error)
             return None
         return self.directory / head.name
 
@@ -66,6 +111,14 @@ class Store:
             prune_once(dir_fd, head, max_bytes=self.max_bytes - self.max_bytes // 64, spare_newest=True)
         except OSError as error:
             self._warn(error)
+
+    def _lose(self, error: Exception) -> None:
+        global _lost
+        with _counting:
+            _lost += 1
+            if _shared is not None:
+                _add_shared(1)
+        self._warn(error)
 
     def _warn(self, error: Exception) -> None:
         if (key := str(self.directory)) not in _warned:
