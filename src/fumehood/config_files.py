@@ -16,12 +16,20 @@ _MAX_DEPTH = 2  # a mapping whose values may be lists
 def read_yaml(path: str, origin: str, *, follow_symlinks: bool) -> dict[object, object] | None:
     """The mapping in a YAML file, or None where there is no such file."""
     raw = _read(path, origin, follow_symlinks=follow_symlinks)
-    return None if raw is None else _parse_yaml(raw, origin)
+    return None if raw is None else _parse_yaml(raw, origin, "SafeLoader")
+
+
+def read_texts(path: str, what: str) -> dict[object, object]:
+    """The mapping in a YAML file that must be there. Every value is text as it was written, or a list of such."""
+    raw = _read(path, path, follow_symlinks=True, is_named=True)
+    if raw is None:
+        raise ConfigurationError(f"{what} {path} does not exist.")
+    return _parse_yaml(raw, path, "BaseLoader")
 
 
 def read_env(path: str) -> dict[str, str]:
     """The `NAME=value` lines of a file: comments, `export` and quotes are understood, nothing is expanded."""
-    raw = _read(path, path, follow_symlinks=True)
+    raw = _read(path, path, follow_symlinks=True, is_named=True)
     if raw is None:
         raise ConfigurationError(f"The environment file {path} does not exist.")
     values: dict[str, str] = {}
@@ -47,7 +55,7 @@ def read_env(path: str) -> dict[str, str]:
     return values
 
 
-def _read(path: str, origin: str, *, follow_symlinks: bool) -> bytes | None:
+def _read(path: str, origin: str, *, follow_symlinks: bool, is_named: bool = False) -> bytes | None:
     # O_NONBLOCK: opening a planted fifo must not wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
     if not follow_symlinks:
@@ -59,7 +67,7 @@ def _read(path: str, origin: str, *, follow_symlinks: bool) -> bytes | None:
     except ValueError:
         raise ConfigurationError(f"{origin!r} is not a path.") from None
     except OSError as error:
-        if error.errno == errno.EACCES and not _can_see(path):
+        if error.errno == errno.EACCES and not is_named and not _can_see(path):
             return None
         if error.errno == errno.ELOOP and not follow_symlinks:
             raise ConfigurationError(f"{origin} is a symbolic link; it must be a regular file.") from None
@@ -100,11 +108,11 @@ def _decode(raw: bytes, origin: str) -> str:
         raise ConfigurationError(f"{origin} is not UTF-8 text.") from None
 
 
-def _parse_yaml(raw: bytes, origin: str) -> dict[object, object]:
+def _parse_yaml(raw: bytes, origin: str, loader_name: str) -> dict[object, object]:
     import yaml  # here, because most runs have no file and should not pay for the import
 
     text = _decode(raw, origin)
-    loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader_class = getattr(yaml, f"C{loader_name}", None) or getattr(yaml, loader_name)
     try:
         _check_events(yaml, text, loader_class, origin)
         loader = loader_class(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -70,7 +69,11 @@ class Installation:
         with tempfile.TemporaryFile() as told, tempfile.TemporaryFile(dir=self._temporary) as output:
             try:
                 process = subprocess.Popen(
-                    [*_TELLS_EXIT, str(told.fileno()), "env", f"TMPDIR={self._temporary}", *command],
+                    [
+                        *(*_TELLS_EXIT, str(told.fileno()), str(self.room.size_bytes)),
+                        str(-1 if builds else MEMORY_BYTES),  # a compiler takes what it needs
+                        *("env", f"TMPDIR={self._temporary}", *command),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -82,7 +85,6 @@ class Installation:
                 said = f"the installation cannot be started on this machine: {error}. Mend that"
                 raise PackageError(said) from error
             try:
-                self._limit(process.pid, builds)
                 self._follow(process)
             finally:
                 if process.poll() is None:
@@ -95,14 +97,6 @@ class Installation:
     def check(self) -> None:
         """What is left in the end."""
         self._check(self.site, self.room)
-
-    def _limit(self, pid: int, builds: bool) -> None:
-        if not hasattr(resource, "prlimit"):
-            return  # not on Linux: what watches is enough
-        with suppress(ProcessLookupError, PermissionError):  # it has ended; it may already have less
-            _lower(pid, resource.RLIMIT_FSIZE, self.room.size_bytes)
-            if not builds:  # a compiler takes what it needs
-                _lower(pid, resource.RLIMIT_DATA, MEMORY_BYTES)
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         most = Room(self.room.size_bytes * _WHILE, self.room.files * _WHILE)
@@ -136,12 +130,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         while time.monotonic() < until:
             os.killpg(process.pid, 0)
             time.sleep(_POLL_S / 10)
-
-
-def _lower(pid: int, kind: int, most: int) -> None:
-    _, hard = resource.prlimit(pid, kind)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.prlimit(pid, kind, (most, most))
 
 
 def measure(directory: str, most: Room) -> Taken:

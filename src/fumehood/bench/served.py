@@ -26,6 +26,8 @@ PAUSE_S = 0.02  # for the cell that the one before left to be made
 API = "Python API, execute()"
 API_ASYNC = "Python API, execute_async()"
 SERVED = "POST /execute"
+NARROWED = "POST /execute, limits of its own"
+_LIMITS = {"memory_mb": 256, "processes": 64, "disk_mb": 64}
 _BARE = "bare subprocess, short pause"
 _REPLY_S = 60.0
 _HEAD_END = b"\r\n\r\n"
@@ -41,9 +43,9 @@ class Server:
     def __init__(self, process: subprocess.Popen[str], address: tuple[str, int], token: str) -> None:
         self.process, self.address, self.token = process, address, token
 
-    def request(self, code: str) -> bytes:
+    def request(self, code: str, limits: dict[str, int] | None = None) -> bytes:
         """A whole `POST /execute`."""
-        body = json.dumps({"code": code}).encode()
+        body = json.dumps({"code": code} if limits is None else {"code": code, "limits": limits}).encode()
         head = (
             "POST /execute HTTP/1.1",
             f"Host: {self.address[0]}:{self.address[1]}",
@@ -109,11 +111,11 @@ def measure(
         return [], {"skipped": str(missing)}
 
 
-def one_client(server: Server, stack: ExitStack) -> Callable[[], None]:
+def one_client(server: Server, stack: ExitStack, limits: dict[str, int] | None = None) -> Callable[[], None]:
     """Calls on one connection that is kept."""
     connection = stack.enter_context(socket.create_connection(server.address, _REPLY_S))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    request = server.request(candidates.CODE)
+    request = server.request(candidates.CODE, limits)
 
     def call() -> None:
         connection.sendall(request)
@@ -187,6 +189,7 @@ def _candidates(stack: ExitStack, server: Server) -> list[Candidate]:
         Candidate(API, candidates.execution(direct)),
         Candidate(API_ASYNC, driven_call),
         Candidate(SERVED, one_client(server, stack)),
+        Candidate(NARROWED, one_client(server, stack, _LIMITS)),
     ]
 
 

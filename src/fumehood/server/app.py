@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket
 from ..config import Settings
 from . import execute, executions, files, health, history, info, openapi, sessions, static, telemetry
 from .guard import Guard
-from .options import ServerOptions
+from .reload import InForce
 from .routes import Route, Router, Socket, SocketCall, answer
 from .state import Server
 from .tokens import Token
@@ -24,9 +24,9 @@ SOCKETS: tuple[Iterable[Socket], ...] = (sessions.SOCKETS,)
 NOBODY = Token("", b"", max_concurrent=0, max_sessions=0)  # whose requests the public paths are
 
 
-def create_app(options: ServerOptions, settings: Settings) -> Application:
+def create_app(now: InForce, settings: Settings) -> Application:
     """The ASGI application; programs run with `settings`, which no request can widen."""
-    return Application(Server(options, settings, telemetry.start()))
+    return Application(Server(now, settings, telemetry.start()))
 
 
 class Application:

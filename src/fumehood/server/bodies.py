@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from starlette.types import Scope
 
@@ -18,22 +19,31 @@ class Bodies:
     what = "sent to it"
 
     def __init__(self, server: Server) -> None:
-        self._most = server.options.max_bodies_bytes
-        self._held = 0
+        self._server = server
+        self._held: Counter[str] = Counter()  # by owner
 
-    def check(self, size: int) -> None:
-        """Refuse at once what would not fit now; alone, everything fits."""
-        if self._held and self._held + size > self._most:
+    def check(self, scope: Scope, size: int) -> None:
+        """Refuse at once what would not fit now. One thing alone may be larger than its owner's share."""
+        options, owner = self._server.options, _owner(scope)
+        most, own = options.max_bodies_bytes, self._held[owner]
+        share = max(most // 2, options.max_upload_bytes, options.max_body_bytes)
+        if own and own + size > share:
+            raise later("unavailable", f"as much of what is {self.what} is yours as may be: try again", 1)
+        others = sum(min(held, share) for name, held in self._held.items() if name != owner)
+        if others and others + min(own + size, share) > most:
             raise later("unavailable", f"the server holds as much of what is {self.what} as it may: try again", 1)
 
     def take(self, scope: Scope, size: int) -> None:
-        self.check(size)
-        self._held += size
+        self.check(scope, size)
+        self._held[_owner(scope)] += size
         held: dict[Bodies, int] = scope["state"].setdefault("held", {})
         held[self] = held.get(self, 0) + size
 
-    def give_back(self, size: int) -> None:
-        self._held -= size
+    def give_back(self, scope: Scope, size: int) -> None:
+        owner = _owner(scope)
+        self._held[owner] -= size
+        if not self._held[owner]:
+            del self._held[owner]
 
     async def close(self) -> None:
         pass
@@ -62,4 +72,9 @@ def leave(scope: Scope) -> None:
     """The request has been answered."""
     held: dict[Bodies, int] = scope["state"].pop("held", {})
     for bodies, size in held.items():
-        bodies.give_back(size)
+        bodies.give_back(scope, size)
+
+
+def _owner(scope: Scope) -> str:
+    token = scope["state"].get("token")
+    return token.name if token is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -11,30 +12,71 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from . import wire
 from .problems import Problem
+from .state import Server
 
-BACKLOG_BYTES = 4 * 1024 * 1024
+BACKLOG_BYTES = 4 * 1024 * 1024  # waiting for one that takes nothing
+SLOW_S = 5.0  # for so long
+MOST_BYTES = 80 * 1024 * 1024  # waiting for one that does: all that a run may show, twice
+ALL_BYTES = 256 * 1024 * 1024  # waiting for all of a process
 MAX_LISTENERS = 16
+
+
+class Backlogs:
+    """What waits for all listeners of a process. Where that is too much, whoever has most of it is let go."""
+
+    def __init__(self, server: Server | None = None) -> None:  # noqa: ARG002 - as a part of the server
+        self._size = 0
+        self._listeners: set[Listener] = set()
+
+    def add(self, listener: Listener, size: int) -> None:
+        self._listeners.add(listener)
+        self._size += size
+        while self._size > ALL_BYTES:
+            max(self._listeners, key=lambda each: each.size).let_go()
+
+    def take(self, listener: Listener, size: int) -> None:
+        self._size -= size
+        if not listener.size:
+            self._listeners.discard(listener)
+
+    async def close(self) -> None:
+        pass
 
 
 class Listener:
     """One WebSocket's share of the events."""
 
-    def __init__(self) -> None:
+    def __init__(self, backlogs: Backlogs) -> None:
+        self.size = 0
+        self._backlogs = backlogs
         self._waiting: deque[bytes] = deque()
-        self._size = 0
         self._more = asyncio.Event()
         self._is_last = False
+        self._took = time.monotonic()  # when it had nothing more to wait for, or took something of that
 
     def tell(self, data: bytes) -> None:
         if self._is_last:
             return
-        self._size += len(data)
-        if self._size > BACKLOG_BYTES:
-            self._waiting.clear()
-            self.end(wire.encode(wire.too_slow()))
+        if not self._waiting:
+            self._took = time.monotonic()
+        is_slow = self.size > BACKLOG_BYTES and time.monotonic() - self._took > SLOW_S
+        if is_slow or self.size > MOST_BYTES:
+            self.let_go()
             return
+        self.size += len(data)
         self._waiting.append(data)
         self._more.set()
+        self._backlogs.add(self, len(data))
+
+    def let_go(self) -> None:
+        self.drop()
+        self.end(wire.encode(wire.too_slow()))
+
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+        size, self.size = self.size, 0
+        self._waiting.clear()
+        self._backlogs.take(self, size)
 
     def end(self, last: bytes) -> None:
         if not self._is_last:
@@ -50,14 +92,18 @@ class Listener:
             self._more.clear()
             await self._more.wait()
         data = self._waiting.popleft()
-        self._size -= len(data)
+        self._took = time.monotonic()
+        if self.size:  # else it is the last, which is not counted
+            self.size -= len(data)
+            self._backlogs.take(self, len(data))
         return data
 
 
 class Hub:
     """The listeners of one session. Also the session's io handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, backlogs: Backlogs) -> None:
+        self._backlogs = backlogs
         self._listeners: set[Listener] = set()
 
     def publish(self, event: wire.SessionEvent) -> None:
@@ -80,12 +126,13 @@ class Hub:
     def join(self) -> Listener:
         if len(self._listeners) >= MAX_LISTENERS:
             raise Problem("too_many", f"{MAX_LISTENERS} WebSockets listen to this session already: close one")
-        listener = Listener()
+        listener = Listener(self._backlogs)
         self._listeners.add(listener)
         return listener
 
     def leave(self, listener: Listener) -> None:
         self._listeners.discard(listener)
+        listener.drop()
 
 
 async def serve(

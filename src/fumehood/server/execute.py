@@ -71,8 +71,8 @@ async def _code(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes
             requirements=ask.requirements,
             handed=handed,
         )
-        async with call.server.gate.execution(call.token):
-            return await _one_shot(call, stream, handed, emit, cut)
+        async with call.server.gate.execution(call.token) as queued_s:
+            return _with(queued_s, await _one_shot(call, stream, handed, emit, cut))
 
 
 async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, bytes], emit: Emit | None) -> wire.Result:
@@ -83,10 +83,10 @@ async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, by
     try:
         command = {"stdin": ask.stdin_base64, "env": ask.env}
         stream = session.stream(ask.command or [], ask.timeout, handed=handed, **command)  # type: ignore[arg-type]
-        async with call.server.gate.execution(call.token):
+        async with call.server.gate.execution(call.token) as queued_s:
             for path, data in files.items():
                 await session.write(path, data)
-            return await _one_shot(call, stream, handed, emit, cut)
+            return _with(queued_s, await _one_shot(call, stream, handed, emit, cut))
     finally:
         call.server.part(Sandboxes).later(session.close())
 
@@ -94,6 +94,7 @@ async def _command(call: Call[wire.ExecuteRequest, None], files: Mapping[str, by
 async def _one_shot(
     call: Call[Any, Any], stream: Stream, handed: Handed, emit: Emit | None, cut: list[str]
 ) -> wire.Result:
+    call.runs(stream.execution_id)
     if emit is None:
         return await follow(stream, handed, None, _count(call), _has_room(call), cut=cut)
     with call.server.part(Executions).listed(call.token, stream.cancel) as handle:
@@ -127,12 +128,19 @@ async def in_session(
         if emit is not None:
             await emit(event)
 
-    async with live.turn(), call.server.gate.execution(call.token, live):
+    async with live.turn(), call.server.gate.execution(call.token, live) as queued_s:
+        call.runs(stream.execution_id)
         for path, data in files.items():
             await live.session.write(path, data)
         result = await follow(stream, handed, tell, _count(call), _has_room(call), session_id=live.id)
+        _with(queued_s, result)
         live.hub.publish(result)
         return result
+
+
+def _with(queued_s: float, result: wire.Result) -> wire.Result:
+    result.meta["queued_s"] = round(queued_s, 3)
+    return result
 
 
 def _count(call: Call[Any, Any]) -> Callable[[ExecutionResult], None]:

@@ -53,6 +53,6 @@ ROUTES = (
         cancel,
         "End a one-shot; its result tells how. The handle is in the event `started`.",
         status=202,
-        problems=("not_found", "misdirected"),
+        problems=("not_found", "session_ended", "misdirected"),
     ),
 )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from starlette.responses import Response
 
 from ..config import Settings
 from ..errors import FileError
-from ..session import READ_BYTES, AsyncSession
+from ..handed import left_out
+from ..session import READ_BYTES, AsyncSession, listed
 from ..types import FileStat
 from . import examples, wire
 from .bodies import Downloads
 from .execute import checked
 from .follow import mime
+from .meta import LeftOut
 from .problems import Problem
 from .routes import BINARY, Route
 from .sessions import FINDING, found
@@ -44,8 +46,9 @@ async def listing(call: Call[None, wire.DirectoryQuery]) -> wire.FilesReply:
     directory = call.query.directory
     if directory is not None and "\\" in directory:
         raise _invalid("directory")
-    stats = await _with(call, lambda session: session.files(directory))
-    return wire.FilesReply([_info(stat) for stat in stats])
+    stats = await _with(call, lambda session: listed(session, directory))
+    others = cast("list[LeftOut]", left_out([stat for stat in stats if stat.why]))
+    return wire.FilesReply([_info(stat) for stat in stats if not stat.why], others)
 
 
 async def download(call: Call[None, wire.PathQuery]) -> Response:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mimetypes
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Literal
+from typing import Literal, cast
 
 from .. import types
 from ..execution import whole_characters
 from ..handed import Handed, HandedFile
 from ..streaming import Stream
 from . import wire
+from .meta import ResultMeta
 
 Emit = Callable[[wire.Event], Awaitable[None]]
 
@@ -85,7 +86,7 @@ def _result(
         exit_code=done.exit_code,
         duration=done.duration,
         results=results,
-        meta=meta,
+        meta=cast("ResultMeta", meta),
         files=[_file(file) for file in handed.files],
     )
 

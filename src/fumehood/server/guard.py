@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from urllib.parse import parse_qs
+from collections.abc import Iterator
+from urllib.parse import parse_qs, unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import BackendError, ConfigurationError
 from . import bodies, ids, log
+from .connections import Connection
 from .exchange import Cut, Exchange
 from .origins import check_origin, host_allowed
 from .peers import Peers
@@ -44,6 +46,8 @@ class Guard:
 
     async def _answer(self, exchange: Exchange) -> None:
         started, failed = time.monotonic(), None
+        state = exchange.scope["state"]
+        state["client"] = self.server.connections.client(state["connection"], _forwarded(exchange.scope))
         try:
             await self._try(exchange)
         except ClientLeft:
@@ -79,25 +83,39 @@ class Guard:
         path = scope["path"]
         if not path.startswith("/") or "\0" in path:
             raise Problem("bad_request", "the target must be a path")
+        if not (_is_utf8(scope["raw_path"]) and _is_utf8(scope["query_string"])):
+            raise Problem("bad_request", "the path and the query must be UTF-8")
         host = headers.get("host", "")
         if not host_allowed(host, options):
             raise Problem("host_not_allowed", "this Host is not served: see --allow-host of fumehood serve")
         opens_page = scope.get("method") in ("GET", "HEAD") and (path == "/" or path.startswith(PUBLIC_BELOW))
-        check_origin(headers, host, navigates=opens_page)
+        check_origin(headers, host, options, navigates=opens_page)
         if headers.get("x-fumehood-protocol", PROTOCOL) != PROTOCOL:
             raise Problem("version_mismatch", f"this server speaks protocol {PROTOCOL}: use its version of fumehood")
+        connection: Connection = scope["state"]["connection"]
+        if (fault := scope["state"].get("fault")) is not None:
+            connection.shows_none(path)
+            raise fault
         if scope["type"] == "http" and is_public(scope["method"], path):
+            if self._token(scope, headers) is None:
+                connection.shows_none(path)
+            else:
+                connection.shows_token(path)
             return
         token = self._token(scope, headers)
         if token is None:
+            connection.shows_none(path)
             raise Problem(
                 "unauthorized",
                 "send `Authorization: Bearer <token>`; a WebSocket is opened with a fresh ?ticket=",
                 {"WWW-Authenticate": 'Bearer realm="fumehood"'},
             )
+        connection.shows_token(path)
         scope["state"]["token"] = token
         if not ids.beside(scope):  # else it was counted where it came in
             self.server.gate.count_call(token)
+        if not token.may_ask(path):
+            raise Problem("role_not_allowed", f"a token with the role {token.role} reads /metrics alone: use another")
 
     def _token(self, scope: Scope, headers: Headers) -> Token | None:
         if scope["type"] == "websocket":
@@ -117,22 +135,24 @@ class Guard:
         token, path, method = scope["state"].get("token"), scope["path"], scope.get("method", "WEBSOCKET")
         problem, passed_to = None if failed is None else from_error(failed), scope["state"].get("passed_to")
         cause = None if isinstance(failed, Problem) else failed
+        owner = token.name if token else ""
         if passed_to is None:  # else who answers counts it
-            self.server.numbers.request(method, scope["state"].get("route", ""), status or 0, seconds)
+            self.server.numbers.request(owner, method, scope["state"].get("route", ""), status or 0, seconds)
         if problem is not None:
-            self.server.numbers.refused(problem.code)
+            self.server.numbers.refused(owner, problem.code)
         if path in ("/healthz", "/readyz") and status == 200:
             return
         log.write(
             "request",
             level=_level(problem),
             request_id=exchange.request_id,
+            execution_id=scope["state"].get("execution_id"),
             method=method,
             path=path,
             status=status,
             ms=round(seconds * 1000, 1),
             token=token.name if token else None,
-            client=scope["client"][0] if scope.get("client") else None,
+            client=scope["state"]["client"],
             code=problem.code if problem else None,
             passed_to=passed_to,
             error=type(cause).__name__ if cause else None,
@@ -145,6 +165,19 @@ def _level(problem: Problem | None) -> str:
     if problem is None or problem.status < 500:
         return "info"
     return "error" if problem.code == "internal" else "warning"
+
+
+def _forwarded(scope: Scope) -> Iterator[str]:
+    return (value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for")
+
+
+def _is_utf8(quoted: bytes) -> bool:
+    """Else it would be read as another name, and two of them as one."""
+    try:
+        unquote_to_bytes(quoted).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def is_public(method: str, path: str) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
 
+from .. import records
 from ..api import OneShot
+from ..steps import absolute
 from ..thread_pool import aside
 from . import ids, log, numbers
 from .peers import Peers
@@ -27,10 +30,11 @@ class Health(msgspec.Struct):
     status: Literal["ok"] = "ok"
 
 
-class Ready(msgspec.Struct):
-    """A sandbox was just made, and ended."""
+class Ready(msgspec.Struct, omit_defaults=True):
+    """A sandbox was just made, and ended. `warnings`: what does not hold although it was promised."""
 
-    status: Literal["ready"] = "ready"
+    status: Literal["ready"] = msgspec.field(default_factory=lambda: "ready")  # always told
+    warnings: list[str] = []
 
 
 class Readiness:
@@ -51,7 +55,7 @@ class Readiness:
         try:
             await aside(self._sandbox.check)
         except Exception as error:
-            log.write("not_ready", error=type(error).__name__, message=str(error))
+            log.write("not_ready", level="error", error=type(error).__name__, message=str(error))
             return error
         finally:
             self._checked = time.monotonic()
@@ -70,12 +74,19 @@ async def readyz(call: Call[Any, Any]) -> Ready:
         raise later("unavailable", "the server is stopping", 5)
     if await call.server.part(Readiness).failure() is not None:
         raise later("unavailable", "no sandbox can be made: see the server's log and `fumehood doctor`", 5)
-    return Ready()
+    lost, settings = records.lost_by_all(), call.server.settings
+    if not lost:
+        return Ready()
+    text = f"records: lost {lost} since the start"
+    directory = Path(absolute(settings.artifacts_dir), "executions")
+    if settings.store_code == "always" and not await aside(records.takes, directory):
+        raise later("unavailable", f"{text}, and none can be stored now: see the server's log and its disk", 5)
+    return Ready(warnings=[text])
 
 
 async def metrics(call: Call[Any, Any]) -> Response:
     server, scope = call.server, call.request.scope
-    text = server.numbers.text()
+    text = server.numbers.text(call.token)
     if server.options.peers_dir and not ids.beside(scope):
         text = numbers.merged({server.instance: text, **await server.part(Peers).ask(scope)})
     return Response(text, media_type=numbers.CONTENT_TYPE)
@@ -84,5 +95,5 @@ async def metrics(call: Call[Any, Any]) -> Response:
 ROUTES = (
     Route("GET", "/healthz", healthz, "It answers.", reply=Health, public=True),
     Route("GET", "/readyz", readyz, "It can run programs.", reply=Ready, public=True, problems=("unavailable",)),
-    Route("GET", "/metrics", metrics, "Numbers for Prometheus.", reply_type="text/plain"),
+    Route("GET", "/metrics", metrics, "Numbers for Prometheus: this token's, or all of them.", reply_type="text/plain"),
 )

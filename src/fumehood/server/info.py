@@ -14,6 +14,7 @@ from .files import largest
 from .guard import PROTOCOL
 from .routes import Route
 from .state import Call, Server
+from .tokens import Token
 
 FRESH_S = 30.0
 
@@ -65,6 +66,14 @@ async def info(call: Call[None, None]) -> wire.InfoReply:
             "store_code": settings.store_code,
             "session_busy": settings.session_busy,
         },
+        yours=_load(server, call.token),
+    )
+
+
+def _load(server: Server, token: Token) -> wire.Load:
+    gate = server.gate
+    return wire.Load(
+        gate.running_of[token.name], gate.queued_of(token.name), gate.share(token), server.options.max_queue
     )
 
 
@@ -106,6 +115,7 @@ ROUTES = (
             "languages": ["python"],
             "network": False,
             "policy": {"session_busy": "queue"},
+            "yours": {"running": 3, "queued": 1, "max_running": 3, "max_queue": 1024},
         },
     ),
 )

@@ -2,35 +2,73 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
-import threading
 import time
 import traceback
 from pathlib import PurePath
 from typing import Any
 
+from .writer import Writer
+
 MAX_TEXT = 300
-_lock = threading.Lock()
+_worker: str | None = None
 
 
-def write(event: str, **fields: Any) -> None:
+def write(event: str, *, level: str = "info", **fields: Any) -> None:
     """One line. A log that nobody reads does not stop the server."""
+    if sys.__stderr__ is not None:  # else its number may be another file's
+        _errors.put(_line(event, {"level": level, **fields}))
+
+
+def name(worker: str) -> None:
+    """Who writes, in every line from now on."""
+    global _worker
+    _worker = worker
+
+
+def _line(event: str, fields: dict[str, Any]) -> bytes:
     now = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
     told = {
         "time": stamp,
         "event": event,
-        **{name: _plain(value) for name, value in fields.items() if value is not None},
+        "pid": os.getpid(),
+        "worker": _worker,
+        **{name: _plain(value) for name, value in fields.items()},
     }
-    line = json.dumps(told, ensure_ascii=True) + "\n"
-    try:
-        with _lock:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
+    return json.dumps({key: value for key, value in told.items() if value is not None}).encode() + b"\n"
+
+
+def _lost(count: int) -> bytes:
+    return _line("log_lines_lost", {"level": "warning", "lines": count})
+
+
+_errors = Writer(2, _lost)
+_output = Writer(1, lambda _: b"")
+
+
+def say(text: str) -> None:
+    """What is for standard output, in the same way."""
+    if sys.__stdout__ is not None:
+        _output.put(text.encode())
+
+
+class Stream(io.TextIOBase):
+    """In place of standard error: what the interpreter itself says there does not wait for a reader either."""
+
+    def write(self, text: str) -> int:
+        _errors.put(text.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+    def fileno(self) -> int:
+        return 2
+
+    def writable(self) -> bool:
+        return True
 
 
 def where(error: BaseException) -> list[str]:

@@ -9,15 +9,26 @@ from typing import Any
 import msgspec
 
 from .. import __version__
+from . import wire
 from .problems import KINDS, ProblemBody
-from .routes import BINARY, JSON, Route, Router
+from .routes import BINARY, JSON, Route, Router, Socket
 from .state import Call
 
 PROBLEM = "application/problem+json"
 _REF = "#/components/schemas/{name}"
+_TEXT: dict[str, Any] = {"schema": {"type": "string"}}
+_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
-ALWAYS = ("bad_request", "host_not_allowed", "headers_too_large", "internal")
-WITH_TOKEN = ("unauthorized", "too_many", "validation")
+# 503 is what a connection gets that is one too many, whatever it asks for.
+ALWAYS = ("bad_request", "host_not_allowed", "method_not_allowed", "headers_too_large", "internal", "unavailable")
+SOCKET = (*ALWAYS, "unauthorized", "not_found", "session_ended", "misdirected", "too_many")
+# What msgspec does not know of a problem: its codes, and the members that some have beside.
+_MORE: dict[str, Any] = {
+    "code": {"type": "string", "enum": [*KINDS, "too_slow"]},
+    "instance": {"type": "string", "description": "of `misdirected`: which has it"},
+    "kind": {"type": "string", "description": "of an error about a file: which"},
+}
+WITH_TOKEN = ("unauthorized", "role_not_allowed", "too_many", "validation")
 WITH_BODY = ("request_timeout", "too_large", "unsupported_media_type")
 
 
@@ -26,11 +37,17 @@ def document(router: Router) -> dict[str, Any]:
     types = [
         kind for route in router.routes for kind in (route.request, route.reply, route.streams) if kind is not None
     ]
-    schemas, components = msgspec.json.schema_components([ProblemBody, *types], ref_template=_REF)
-    known = dict(zip([ProblemBody, *types], schemas, strict=True))
+    types += [ProblemBody, wire.SessionEvent]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    known = dict(zip(types, schemas, strict=True))
+    components["ProblemBody"]["properties"] |= _MORE
+    components["Failure"]["properties"]["error"] = known[ProblemBody]
+    components["ExecuteRequest"]["oneOf"] = [_exactly("code", "command"), _exactly("command", "code")]
     paths: dict[str, dict[str, Any]] = {}
     for route in router.routes:
         paths.setdefault(route.path.replace("...}", "}"), {})[route.method.lower()] = _operation(route, known)
+    for socket in router.sockets:
+        paths.setdefault(socket.path, {})["get"] = _socket(socket, known)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -47,17 +64,39 @@ def document(router: Router) -> dict[str, Any]:
     }
 
 
+def _exactly(given: str, other: str) -> dict[str, Any]:
+    """One is there, the other absent or null."""
+    kind = "array" if given == "command" else "string"
+    return {"required": [given], "properties": {given: {"type": kind}, other: {"type": "null"}}}
+
+
+def _socket(socket: Socket, known: dict[Any, Any]) -> dict[str, Any]:
+    """A WebSocket is a GET that is answered with 101; its messages are said beside."""
+    ticket = {"name": "ticket", "in": "query", "required": True, "schema": {"type": "string"}}
+    return {
+        "operationId": f"get_{_named(socket.path)}",
+        "summary": "WebSocket: what happens in a session, as one JSON text for each event.",
+        "description": "Upgrade with a fresh ticket, which stands for a token. What a client sends is not read.",
+        "parameters": [*_path_parameters(socket.path), ticket],
+        "security": [],
+        "responses": {"101": {"description": "The WebSocket is open."}, **_refusals(SOCKET, known)},
+        "x-websocket": {"receives": known[wire.SessionEvent], "sends": None},
+    }
+
+
 def _operation(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}_{re.sub(r'[^a-z]+', '_', route.path.lower()).strip('_') or 'page'}",
+        "operationId": f"{route.method.lower()}_{_named(route.path)}",
         "summary": route.summary,
-        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "parameters": [*_path_parameters(route.path), *_range(route), *_query_parameters(route)],
         "responses": _responses(route, known),
     }
     if route.public:
         found["security"] = []
     if route.upload:
-        content = {} if route.request_example is None else {"example": route.request_example}
+        content = dict(_BYTES)
+        if route.request_example is not None:
+            content["example"] = route.request_example
         found["requestBody"] = {"required": True, "content": {BINARY: content}}
     elif route.request is not None:
         content = {"schema": known[route.request]}
@@ -67,8 +106,18 @@ def _operation(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
     return found
 
 
-def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
-    for name in re.findall(r"\{(\w+)", route.path):
+def _named(path: str) -> str:
+    return re.sub(r"[^a-z]+", "_", path.lower()).strip("_") or "page"
+
+
+def _range(route: Route) -> Iterable[dict[str, Any]]:
+    if 206 in route.also:
+        text = "`bytes=first-last`, one range; what is no such range is answered with the whole."
+        yield {"name": "Range", "in": "header", "description": text, "schema": {"type": "string"}}
+
+
+def _path_parameters(path: str) -> Iterable[dict[str, Any]]:
+    for name in re.findall(r"\{(\w+)", path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
@@ -89,18 +138,36 @@ def _responses(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
             content["example"] = msgspec.to_builtins(route.reply_example)
         success["content"] = {JSON: content}
     elif route.status not in (202, 204):
-        success["content"] = {route.reply_type: {}}
+        success["content"] = {route.reply_type: _TEXT if route.reply_type.startswith("text/") else _BYTES}
     if route.streams is not None:
         events = {"schema": known[route.streams]}
-        success["content"] |= {"application/x-ndjson": events, "text/event-stream": {"schema": {"type": "string"}}}
-    found = {str(route.status): success, **{str(code): {"description": text} for code, text in route.also.items()}}
+        success["content"] |= {"application/x-ndjson": events, "text/event-stream": _TEXT}
+        success["description"] += " As NDJSON: one event on each line; as SSE: one in the `data:` of each message."
+    success["headers"] = _headers("X-Request-Id", "X-Fumehood-Version")
+    found = {str(route.status): success}
+    for code, text in route.also.items():
+        found[str(code)] = {"description": text, "headers": success["headers"]}
+    if 206 in route.also:
+        success["headers"] |= _headers("Accept-Ranges", "Content-Disposition")
+        ranged = {"content": {route.reply_type: _BYTES}, "headers": {**success["headers"], **_headers("Content-Range")}}
+        found["206"] |= ranged
     codes = dict.fromkeys((*ALWAYS, *route.problems))
     if not route.public:
         codes |= dict.fromkeys(WITH_TOKEN)
     codes |= dict.fromkeys(WITH_BODY)  # of a body that nobody asked for too
-    if route.upload or route.request is not None:
-        codes["unavailable"] = None  # no room for it
-    by_status: dict[int, list[str]] = {}
+    return found | _refusals(codes, known)
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {**_ABOUT.get(name, {}), **_TEXT} for name in names}
+
+
+_ABOUT = {"Retry-After": {"description": "Seconds. Not there with `sandbox_lost`."}}
+_OF_STATUS = {401: "WWW-Authenticate", 405: "Allow", 416: "Content-Range", 429: "Retry-After", 503: "Retry-After"}
+
+
+def _refusals(codes: Iterable[str], known: dict[Any, Any]) -> dict[str, Any]:
+    found, by_status = dict[str, Any](), dict[int, list[str]]()
     for code in codes:
         by_status.setdefault(KINDS[code][0], []).append(code)
     for status, named in sorted(by_status.items()):
@@ -108,6 +175,7 @@ def _responses(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
         found[str(status)] = {
             "description": "; ".join(f"{code}: {KINDS[code][1]}" for code in named),
             "content": content,
+            "headers": _headers("X-Request-Id", "X-Fumehood-Version", *filter(None, (_OF_STATUS.get(status),))),
         }
     return found
 

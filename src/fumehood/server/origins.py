@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 from starlette.datastructures import Headers
 
 from .options import ServerOptions
 from .problems import Problem
 
+# RFC 3986: what a name may have, without what would end it in a URL, or an address in brackets; then a port.
+_HOST = re.compile(r"(?:[a-z0-9._~!$&'()*+,;=-]|%[0-9a-f]{2})+|\[[0-9a-f:.]+\]")
+_PORT = re.compile(r"(?::\d{1,5})?", re.ASCII)
+_MAX_PORT = 65535
+
 
 def host_allowed(host: str, options: ServerOptions) -> bool:
     """A name that leads here by DNS rebinding is none of ours; an address cannot be rebound."""
-    name, port = _split(host.lower())
+    name, port = _split(host.lower(), "443" if options.tls_cert else "80")
     allowed = {each.lower() for each in options.allowed_hosts}
     if allowed & {"*", host.lower(), name}:
+        if host and not _is_host(host.lower()):
+            raise Problem("bad_request", "this Host is neither a name nor an address, with or without a port")
         return bool(host)
     if options.loopback:
-        return name in ("127.0.0.1", "localhost", "[::1]", options.host) and port == str(options.port)
+        is_ours = name in ("127.0.0.1", "localhost", "[::1]", options.host)
+        return is_ours and (bool(options.unix_socket) or port == str(options.port))
     return name == "localhost" or _is_address(name)
 
 
-def _split(host: str) -> tuple[str, str]:
+def _split(host: str, usual: str) -> tuple[str, str]:
     name, colon, port = host.rpartition(":")
-    return (name, port) if colon and not port.endswith("]") else (host, "80")
+    return (name, port) if colon and not port.endswith("]") else (host, usual)
+
+
+def _is_host(host: str) -> bool:
+    found = _HOST.match(host)
+    port = host[found.end() :] if found else ""
+    if found is None or not _PORT.fullmatch(port) or int(port[1:] or 1) > _MAX_PORT:
+        return False
+    return not host.startswith("[") or _is_address(found[0])
 
 
 def _is_address(name: str) -> bool:
@@ -34,10 +51,11 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def check_origin(headers: Headers, host: str, navigates: bool) -> None:
+def check_origin(headers: Headers, host: str, options: ServerOptions, navigates: bool) -> None:
     """Absent, or our own; following a link to the page is fine. CORS would not hold WebSockets back."""
     origin = headers.get("origin")
-    if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+    schemes = ("https",) if options.tls_cert else ("http", "https")  # a proxy before us may speak TLS
+    if origin is not None and origin.lower() not in [f"{scheme}://{host.lower()}" for scheme in schemes]:
         raise Problem("origin_not_allowed", "pages of other origins may not call this server")
     site = headers.get("sec-fetch-site", "none")
     following_a_link = navigates and headers.get("sec-fetch-mode") == "navigate"

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import unix_connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from . import ids
 from .exchange import Exchange
@@ -23,9 +23,9 @@ ASK_S = 5.0
 _CHUNK = 64 * 1024
 _HOP = {
     *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"trailer", b"upgrade", b"expect"),
-    *(b"date", b"server", b"x-request-id"),
+    *(b"date", b"server", b"x-request-id", b"x-forwarded-for"),
 }
-_SUFFIX = ".sock"
+_SUFFIX, _MARK = ".sock", ".ours"
 _MAX_PATH = 107  # the kernel's, for a socket
 
 
@@ -36,11 +36,12 @@ class Peers:
         self._directory, self._own = server.options.peers_dir, server.instance
 
     def path(self, instance: str) -> str | None:
-        """Where it listens, if it is one of ours."""
+        """Where it listens or did, if it is or was one of ours."""
         if not self._directory or instance == self._own or not ids.is_instance(instance):
             return None
-        path = socket_path(self._directory, instance)
-        return path if os.path.exists(path) else None
+        return (
+            socket_path(self._directory, instance) if os.path.exists(f"{self._directory}/{instance}{_MARK}") else None
+        )
 
     async def ask(self, scope: Scope) -> dict[str, bytes | None]:
         """What each of the others says to this same GET; None where it says nothing in time."""
@@ -77,6 +78,11 @@ def socket_path(directory: str, instance: str) -> str:
     return path if len(os.fsencode(path)) <= _MAX_PATH else f"/proc/self/fd/{_opened(directory)}/{instance}{_SUFFIX}"
 
 
+def mark(directory: str, instance: str) -> None:
+    """Before it begins: what it had is known to be gone once it is, and nobody is sent elsewhere for it."""
+    os.close(os.open(f"{directory}/{instance}{_MARK}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
 def any_listens(directory: str) -> bool:
     """Whether a worker is left there."""
     return bool(_names(directory))
@@ -96,7 +102,7 @@ def _sent(scope: Scope, method: str, writer: asyncio.StreamWriter) -> h11.Connec
     body: bytes = state.get("body", b"")
     headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
     headers += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    headers += [(b"x-request-id", state["request_id"].encode())]
+    headers += [(b"x-request-id", state["request_id"].encode()), (b"x-forwarded-for", state["client"].encode())]
     request = h11.Request(method=method, target=_target(scope), headers=headers)
     for event in (request, h11.Data(data=body), h11.EndOfMessage()):
         writer.write(connection.send(event) or b"")
@@ -178,19 +184,19 @@ def _target(scope: Scope) -> bytes:
 async def _socket(exchange: Exchange, path: str) -> None:
     scope = exchange.scope
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"}
-    headers["X-Request-Id"] = exchange.request_id
+    headers |= {"X-Request-Id": exchange.request_id, "X-Forwarded-For": scope["state"]["client"]}
     host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "localhost")
     ours = WebSocket(scope, exchange.receive, exchange.send)
-    connecting = unix_connect(
-        path, f"ws://{host}{_target(scope).decode('ascii')}", additional_headers=headers, compression=None
-    )
+    target = _target(scope).decode("latin-1")
     try:
-        theirs = await connecting
+        theirs = await unix_connect(path, f"ws://{host}{target}", additional_headers=headers, compression=None)
     except InvalidStatus as refusal:
         told, status = bytes(refusal.response.body or b""), refusal.response.status_code
         answer = Response(told, status, media_type="application/problem+json")
         await answer(scope, exchange.receive, exchange.send)
         return
+    except (InvalidURI, ValueError):
+        raise Problem("bad_request", "the target of a WebSocket is a path and a query") from None
     except InvalidHandshake as error:
         raise OSError from error
     async with theirs:

@@ -17,6 +17,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "unauthorized": (401, "No valid token"),
     "host_not_allowed": (403, "Host not allowed"),
     "origin_not_allowed": (403, "Origin not allowed"),
+    "role_not_allowed": (403, "Role not allowed"),
     "command_not_allowed": (403, "Command not allowed"),
     "language_not_allowed": (403, "Language not allowed"),
     "package_not_allowed": (403, "Package not allowed"),

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import select
+import socket
 import sys
 from typing import Any
 
 import h11
-import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
+from .connections import Connection, address_of
+from .handshake import Handshake
 from .options import ServerOptions
 from .problems import KINDS, Problem
+from .state import Server
+from .upgrades import upgrade_fault
 
-_NOT_PARSED = "-" * 8
 _HEAD, _LARGE = b"HTTP/1.1 ", 64 * 1024
 _CHUNKS, _CHUNK_BYTES = 256, 256  # so many may have any size, the others that on average
 _HEARD, _HEARD_A_SECOND = 160 * 1024, 4 * 1024  # bytes, of what clients say over WebSockets: nothing that we need
+_PROBE, _LOOKS_S = b"HTTP/1.1 100 Continue\r\n\r\n", (0.02, 0.1, 0.3, 1.0)
+_TCP_CLOSE = 7  # the kernel's
 
 
 class _Joined:
@@ -55,17 +63,26 @@ class _Joined:
             self.write(b"")
 
 
-class _Bounded(asyncio.Protocol):
+class Bounded(asyncio.Protocol):
     """A client that does not read is cut off."""
 
     transport: asyncio.Transport
-    write_timeout_s: float
+    options: ServerOptions
+    connection: Connection
+    _server: Server  # of the subclass that is made for each server
     _writing: asyncio.TimerHandle | None = None
+    _paused = 0.0
+
+    def is_stalled(self, for_s: float) -> bool:
+        """Whether its client has read nothing for so long."""
+        return self._writing is not None and asyncio.get_running_loop().time() - self._paused >= for_s
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().call_later(self.write_timeout_s, self.transport.abort)
+            loop = asyncio.get_running_loop()
+            self._paused = loop.time()
+            self._writing = loop.call_later(self.options.write_timeout_s, self._unread)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -75,38 +92,77 @@ class _Bounded(asyncio.Protocol):
         self._written()
         super().connection_lost(exc)
 
+    def _unread(self) -> None:
+        problem = Problem("request_timeout", "what was asked for was not read in time")
+        self._server.connections.refused(self.connection.address, problem)
+        self.transport.abort()
+
     def _written(self) -> None:
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
 
 
-def websockets(options: ServerOptions) -> type[WebSocketsSansIOProtocol]:
-    """As below, of WebSockets."""
+class WebSockets(Bounded, WebSocketsSansIOProtocol):
+    """One that was opened; `upgrade_fault` has found nothing against it."""
 
-    class WebSockets(_Bounded, WebSocketsSansIOProtocol):
-        write_timeout_s = options.write_timeout_s
-        _heard, _since = 0, 0.0
+    _heard, _since = 0, 0.0
 
-        def data_received(self, data: bytes) -> None:
-            now = self.loop.time()
-            self._since = self._since or now
-            self._heard += len(data)
-            if self._heard > _HEARD + _HEARD_A_SECOND * (now - self._since):
-                self.transport.abort()  # each frame costs time, however small it is
-                return
-            super().data_received(data)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.options = self._server.options
+        self.connection = self.app_state["connection"]
+        self.connection.makes_answer = self.connection.is_between = lambda: False
+        self.connection.put_out = lambda _: self.transport.abort()
 
-        def send_receive_event_to_app(self) -> None:
-            """Nobody waits for a message; uvicorn would decode it, and fails where that cannot be done."""
-            self.frames = []
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connection.lost()
+        super().connection_lost(exc)
 
-        async def send(self, message: Any) -> None:
-            await super().send(message)
-            if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-                self.handshake_complete = True  # else uvicorn takes a refusal for a fault of ours, and logs it
+    def shutdown(self) -> None:
+        if not self.handshake_complete:  # uvicorn would answer a request that it may not have
+            self.transport.abort()
+        elif self.conn.state is State.OPEN:
+            super().shutdown()
+        else:  # either side has said that it closes: nothing may be said any more
+            self.transport.close()
 
-    return WebSockets
+    def handle_parser_exception(self) -> None:
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+        else:  # before the handshake
+            self._break_off()
+
+    def data_received(self, data: bytes) -> None:
+        now = self.loop.time()
+        self._since = self._since or now
+        self._heard += len(data)
+        if self._heard > _HEARD + _HEARD_A_SECOND * (now - self._since):
+            self.transport.abort()  # each frame costs time, however small it is
+            return
+        super().data_received(data)
+        if not self.handshake_initiated:  # the whole request is in the first piece
+            self._break_off()
+
+    def _break_off(self) -> None:
+        """`upgrade_fault` has let something through that the parser did not take."""
+        problem = Problem("bad_request", "this is no valid request for a WebSocket")
+        self._server.connections.refused(self.connection.address, problem)
+        self.transport.abort()
+
+    def send_receive_event_to_app(self) -> None:
+        """Nobody waits for a message; uvicorn would decode it, and fails where that cannot be done."""
+        self.frames = []
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # else uvicorn takes a refusal for a fault of ours, and logs it
+
+
+def websockets(server: Server) -> type[WebSockets]:
+    """The class of this server's WebSockets."""
+    return type("WebSockets", (WebSockets,), {"_server": server})
 
 
 class _Connection(h11.Connection):
@@ -126,84 +182,165 @@ class _Connection(h11.Connection):
         return event
 
 
-def http(options: ServerOptions) -> type[H11Protocol]:
-    """The protocol class for these options; uvicorn makes one object of it for each connection."""
+class Http(Bounded, H11Protocol):
+    """One client's connection, until it becomes a WebSocket."""
 
-    class Http(_Bounded, H11Protocol):
-        write_timeout_s = options.write_timeout_s
-        _heading: asyncio.TimerHandle | None = None
+    _heading: asyncio.TimerHandle | None = None
+    _looking: asyncio.TimerHandle | None = None
 
-        def __init__(self, *args: Any, **kinds: Any) -> None:
-            super().__init__(*args, **kinds)
-            self.conn = _Connection(h11.SERVER, options.max_header_bytes)
+    def __init__(self, *args: Any, **kinds: Any) -> None:
+        super().__init__(*args, **kinds)
+        self.options = self._server.options
+        self.conn = _Connection(h11.SERVER, self.options.max_header_bytes)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
-            if len(self.connections) > options.max_connections:
-                self._refuse(Problem("unavailable", "too many connections: try again", {"Retry-After": "1"}))
-                return
-            self._await_headers()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        address, own = address_of(transport.get_extra_info("peername")), transport.get_extra_info("sockname")
+        is_beside = bool(own) and own == self._server.options.peers_socket
+        connection = self._server.connections.open(transport, address, is_beside)
+        if self._server.tls is None or is_beside:
+            self.begin(transport, connection)
+        else:
+            Handshake(
+                self._server.connections, connection, self._server.tls, self.options, self.connections, self.begin
+            )
 
-        def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            if self._idle():
-                self._await_headers()  # from its first byte, however slowly the others come
-            super().data_received(data)
-            if not self._idle():
-                self._headers_came()
+    def begin(self, transport: asyncio.Transport, connection: Connection) -> None:
+        """From here on it is HTTP."""
+        transport.set_protocol(self)
+        super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
+        self.connection = connection
+        self.connection.makes_answer = self._makes_answer
+        self.connection.is_between = self._is_between
+        self.connection.put_out = self._refuse
+        self.app_state = {**self.app_state, "connection": self.connection}
+        self._await_headers()
 
-        def handle_websocket_upgrade(self, event: h11.Request) -> None:
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._idle():
+            self._await_headers()  # from its first byte, however slowly the others come
+        super().data_received(data)
+        if not self._idle():
             self._headers_came()
-            self._written()
-            super().handle_websocket_upgrade(event)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._headers_came()
-            super().connection_lost(exc)
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has said all that it wants to say is answered."""
+        if self.transport.is_closing() or self.transport.get_extra_info("ssl_object") is not None:
+            return False
+        if self._idle() and not self.conn.trailing_data[0]:
+            return False
+        if self._idle() or self.cycle.more_body:  # it ends too soon
+            self.connection.is_half_closed = True
+            super().data_received(b"")
+            return not self.transport.is_closing()
+        if not self.connection.is_half_closed:
+            self.connection.is_half_closed = True
+            self._look(0)
+        return True
 
-        def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's name
-            """Also for headers that are too large."""
-            error = sys.exc_info()[1]
-            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-                self.transport.close()
-            elif getattr(error, "error_status_hint", 400) == KINDS["headers_too_large"][0]:
-                self._refuse(Problem("headers_too_large", f"send at most {options.max_header_bytes} bytes of headers"))
-            else:
-                self._refuse(Problem("bad_request", "this is no valid HTTP/1.1 request"))
-
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
-            self.loop.call_later(self.write_timeout_s, self.transport.abort)  # what it has not read by then is lost
-
-        def _idle(self) -> bool:
-            return self.cycle is None or self.cycle.response_complete
-
-        def _await_headers(self) -> None:
-            if self._heading is None:
-                self._heading = self.loop.call_later(options.header_timeout_s, self.transport.abort)
-
-        def _headers_came(self) -> None:
-            if self._heading is not None:
-                self._heading.cancel()
-                self._heading = None
-
-        def _refuse(self, problem: Problem) -> None:
-            self._headers_came()
-            self.transport.write(_raw(problem))
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.connection.is_half_closed and self._idle():
             self.transport.close()
 
-    return Http
+    def shutdown(self) -> None:
+        with contextlib.suppress(h11.LocalProtocolError):  # nothing may be said any more
+            super().shutdown()
+            return
+        self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        if self._get_upgrade() != b"websocket":
+            return False
+        fault = upgrade_fault(self.scope)
+        if fault is not None:
+            self.scope["state"]["fault"] = fault
+        return fault is None
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._headers_came()
+        self._written()
+        super().handle_websocket_upgrade(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_came()
+        if self._looking is not None:
+            self._looking.cancel()
+        self.connection.lost()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's name
+        """Also for headers that are too large."""
+        error = sys.exc_info()[1]
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+        elif getattr(error, "error_status_hint", 400) == KINDS["headers_too_large"][0]:
+            most = self.options.max_header_bytes
+            self._refuse(Problem("headers_too_large", f"send at most {most} bytes of headers"))
+        else:
+            self._refuse(Problem("bad_request", "this is no valid HTTP/1.1 request"))
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self.options.write_timeout_s, self.transport.abort)  # what it has not read by then is lost
+
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _makes_answer(self) -> bool:
+        return not self._idle() and not self.cycle.response_started and not self.is_stalled(0)
+
+    def _is_between(self) -> bool:
+        """Whether it was answered, read that, and has begun nothing new."""
+        is_over = self.cycle is not None and self.cycle.response_complete and not self.is_stalled(0)
+        return is_over and not self.conn.trailing_data[0]
+
+    def _look(self, times: int) -> None:
+        """Whether a client that says no more still listens. The kernel knows once we have sent something."""
+        if self.transport.is_closing() or self._idle():
+            return
+        if _is_gone(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+            return
+        if not self.cycle.response_started and self.scope["http_version"] == "1.1":
+            self.transport.write(_PROBE)
+        wait_s = _LOOKS_S[min(times, len(_LOOKS_S) - 1)]
+        self._looking = self.loop.call_later(wait_s, self._look, times + 1)
+
+    def _await_headers(self) -> None:
+        if self._heading is None:
+            self._heading = self.loop.call_later(self.options.header_timeout_s, self._headers_are_late)
+
+    def _headers_are_late(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._server.connections.refused(
+            self.connection.address, Problem("request_timeout", "the headers came too slowly")
+        )
+        self.transport.abort()
+
+    def _headers_came(self) -> None:
+        if self._heading is not None:
+            self._heading.cancel()
+            self._heading = None
+
+    def _refuse(self, problem: Problem) -> None:
+        self._headers_came()
+        self._server.connections.refuse(self.connection.address, problem, self.transport)
 
 
-def _raw(problem: Problem) -> bytes:
-    body = msgspec.json.encode(problem.body(_NOT_PARSED))
-    headers: dict[str, Any] = {
-        "Content-Type": "application/problem+json",
-        "Content-Length": len(body),
-        "X-Content-Type-Options": "nosniff",
-        "Connection": "close",
-        **problem.headers,
-    }
-    lines = [f"HTTP/1.1 {problem.status} {problem.title}", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + body
+def http(server: Server) -> type[Http]:
+    """The class of this server's connections; uvicorn makes one object of it for each."""
+    return type("Http", (Http,), {"_server": server})
+
+
+def _is_gone(peer: socket.socket | None) -> bool:
+    """Whether nobody is at the other end, not even one who only listens."""
+    if peer is None:
+        return False
+    if peer.family == socket.AF_UNIX:
+        waiting = select.poll()
+        waiting.register(peer.fileno(), 0)  # an end on both sides is told unasked
+        return bool(waiting.poll(0))
+    return peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE

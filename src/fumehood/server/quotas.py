@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from .tokens import Token
 
 _MINUTE_S = 60.0
-_NUMBER, _TIME = struct.Struct("=Q"), struct.Struct("=d")
-_SIZE = 8  # of either
+_SLOTS_A_S = 4
+_SLOTS = int(_MINUTE_S * _SLOTS_A_S) + 1  # one more, since the oldest is over only in part
+_SLOT = struct.Struct("=QQ")
 
 
 class Place:
@@ -36,7 +37,7 @@ class Quotas:
     def __init__(self, directory: str = "") -> None:
         self._directory = directory
         self._places: dict[tuple[str, str], _Places] = {}
-        self._calls: dict[tuple[str, int], _Calls] = {}
+        self._calls: dict[str, _Calls] = {}
 
     def place(self, token: Token, kind: str, most: int | None) -> Place | None:
         """One of `most` places of this kind; None where all are taken."""
@@ -54,10 +55,9 @@ class Quotas:
             return 0.0
         if most == 0:
             return _MINUTE_S
-        key = token.name, most
-        if key not in self._calls:
-            self._calls[key] = _Calls(most, self._path(f"{most}-calls", token))
-        return self._calls[key].wait_s()
+        if token.name not in self._calls:
+            self._calls[token.name] = _Calls(self._path("calls", token))
+        return self._calls[token.name].wait_s(most)
 
     def _path(self, kind: str, token: Token) -> str:
         name = hashlib.sha256(token.name.encode("utf-8", "replace")).hexdigest()[:32]
@@ -98,25 +98,29 @@ class _Places:
 
 
 class _Calls:
-    """How many there were, and the times of the last ones; the oldest of them is the next to be written over."""
+    """How many there were in each quarter of a second of the last minute: as little for many as for few."""
 
-    def __init__(self, most: int, path: str) -> None:
-        self._most, size = most, _SIZE * (1 + most)
+    def __init__(self, path: str) -> None:
+        size = _SLOT.size * _SLOTS
         self._fd = _opened(path) if path else None
         if self._fd is not None:
             os.ftruncate(self._fd, size)  # nothing is lost: it has this size, or is new
-        self._times = mmap.mmap(-1 if self._fd is None else self._fd, size)
+        self._slots = mmap.mmap(-1 if self._fd is None else self._fd, size)
 
-    def wait_s(self) -> float:
+    def wait_s(self, most: int) -> float:
         with self._alone():
-            now, number = time.monotonic(), _NUMBER.unpack_from(self._times)[0]
-            place = _SIZE * (1 + number % self._most)
-            before = _TIME.unpack_from(self._times, place)[0]
-            if before and now - before < _MINUTE_S:
-                return float(_MINUTE_S - (now - before))
-            _TIME.pack_into(self._times, place, now)
-            _NUMBER.pack_into(self._times, 0, number + 1)
-        return 0.0
+            now = time.monotonic() * _SLOTS_A_S
+            number = int(now)
+            calls = {at: count for at, count in _SLOT.iter_unpack(self._slots) if count and number - at < _SLOTS}
+            left = sum(calls.values())
+            if left < most:
+                _SLOT.pack_into(self._slots, _SLOT.size * (number % _SLOTS), number, calls.get(number, 0) + 1)
+                return 0.0
+        for at in sorted(calls):  # the oldest go first
+            left -= calls[at]
+            if left < most:
+                break
+        return float(at + _SLOTS - now) / _SLOTS_A_S
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from msgspec import UNSET
 
 from ..session import AsyncSession
 from . import ids, wire
@@ -49,7 +53,7 @@ class Live:
         finally:
             self.calls -= 1
 
-    def told(self) -> wire.SessionReply:
+    def told(self, token: Token) -> wire.SessionReply:
         session = self.session
         places = session.places
         return wire.SessionReply(
@@ -64,6 +68,7 @@ class Live:
             places=wire.Places(places.workspace, places.tmp, places.data, places.output),
             receipt=self.receipt,
             limits_clamped=self.cut,
+            owner=self.owner if token.oversees else UNSET,
         )
 
 
@@ -74,7 +79,7 @@ class Registry:
         self._server = server
         self._live: dict[str, Live] = {}
         self._ended: dict[str, str] = {}  # whose they were, the oldest first
-        self._coming = 0
+        self._coming: Counter[str] = Counter()  # by owner
         self._sweeper = asyncio.create_task(self._sweep(), name="fumehood-sessions")
 
     def __len__(self) -> int:
@@ -87,41 +92,55 @@ class Registry:
     async def room(self, token: Token) -> AsyncIterator[Place]:
         """For one more session, held while it is made; the place among the token's own is the session's to keep."""
         self._bury()
-        if len(self._live) + self._coming >= self._server.options.max_sessions:
+        share = self._share(token)
+        if self._server.numbers.sessions[token.name] + self._coming[token.name] >= share:
+            raise later(
+                "too_many", f"{share} sessions here may be yours, and the others are for other tokens: close one", 60
+            )
+        if len(self._live) + self._coming.total() >= self._server.options.max_sessions:
             raise later("unavailable", "this server has as many sessions as it takes: close one, or try again", 60)
         place = self._server.gate.quotas.place(token, "sessions", token.max_sessions)
         if place is None:
             raise later("too_many", f"this token may have {token.max_sessions} sessions: close one", 60)
-        self._coming += 1
+        self._coming[token.name] += 1
         try:
             yield place
         except BaseException:
             place.leave()
             raise
         finally:
-            self._coming -= 1
+            self._coming[token.name] -= 1
+
+    def _share(self, token: Token) -> float:
+        """How many may be one owner's: not all where there are others, unless the operator wrote how many."""
+        most = self._server.options.max_sessions
+        if token.max_sessions is not None or self._server.tokens.runners < 2 or not most:
+            return math.inf
+        return max(1, most - max(1, most // 4))
 
     def add(self, live: Live) -> None:
         self._live[live.id] = live
-        self._server.numbers.sessions.set(len(self._live))
+        self._server.numbers.sessions[live.owner] += 1
 
-    def find(self, token: Token, session_id: str) -> Live:
-        """The token's own session; nobody learns of another's."""
+    def find(self, token: Token, session_id: str, *, oversees: bool = False) -> Live:
+        """The owner's own session; nobody learns of another's but who oversees them all."""
         instance = ids.instance_of("s", session_id)
         if instance is not None and instance != self._server.instance:
             raise Elsewhere(instance)
         live = self._live.get(session_id)
-        if live is not None and live.owner == token.name:
+        if live is not None and (oversees or live.owner == token.name):
             if not live.session.ended:
                 return live
             self._bury()
-        if self._ended.get(session_id) == token.name:
+        owner = self._ended.get(session_id)
+        if ids.is_of_earlier(session_id) or (owner is not None and (oversees or owner == token.name)):
             raise Problem("session_ended", _GONE)
         raise Problem("not_found", "you have no such session: GET /sessions lists them, POST /sessions opens one")
 
-    def owned(self, token: Token) -> Iterator[Live]:
+    def seen_by(self, token: Token) -> Iterator[Live]:
+        """The owner's own, or all of them."""
         self._bury()
-        return (live for live in self._live.values() if live.owner == token.name)
+        return (live for live in self._live.values() if token.oversees or live.owner == token.name)
 
     async def end(self, live: Live) -> None:
         self._forget(live)
@@ -140,7 +159,7 @@ class Registry:
     def _forget(self, live: Live) -> None:
         if self._live.pop(live.id, None) is None:
             return
-        self._server.numbers.sessions.set(len(self._live))
+        self._server.numbers.sessions[live.owner] -= 1
         live.hub.end()
         live.place.leave()
         self._ended[live.id] = live.owner

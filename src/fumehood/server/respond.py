@@ -18,6 +18,8 @@ from .state import Call, ClientLeft
 
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 PING_S = 15.0
+LISTENS_S = 1.0  # for a client that says no more: what we send shows whether it still listens
+UNBUFFERED = {"X-Accel-Buffering": "no"}  # nginx would keep events back until it has a page of them
 Work = Callable[[Emit | None], Coroutine[Any, Any, wire.Result]]  # None: nobody hears the events
 
 
@@ -62,7 +64,7 @@ class Events(Response):
     """Begins with the first event, so that a refusal before it is an answer with its own status."""
 
     def __init__(self, call: Call[Any, Any], work: Work, kind: str) -> None:
-        super().__init__(media_type=kind)
+        super().__init__(headers=UNBUFFERED, media_type=kind)
         del self.headers["content-length"]
         self._call, self._work, self._kind = call, work, kind
         self._number = 0
@@ -99,8 +101,12 @@ class Events(Response):
     async def _ping(self) -> None:
         """A comment, or an empty line: silence would be taken for the end of one of us."""
         data = b": ping\n\n" if self._kind == SSE else b"\n"
+        connection = self._call.request.scope["state"]["connection"]
+        waited_s = 0.0
         while True:
-            await asyncio.sleep(PING_S)
-            if self._number:
+            await asyncio.sleep(LISTENS_S)
+            waited_s += LISTENS_S
+            if self._number and (waited_s >= PING_S or connection.is_half_closed):
+                waited_s = 0.0
                 async with self._one:
                     await self._send({"type": "http.response.body", "body": data, "more_body": True})

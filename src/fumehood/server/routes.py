@@ -80,6 +80,10 @@ class Router:
                 if route is None:
                     raise _not_allowed(by_method)
                 return route, match.groupdict()
+        if any(pattern.fullmatch(path) for pattern, _ in self._sockets):
+            if method in ("GET", "HEAD"):
+                raise Problem("bad_request", "this is a WebSocket: open it with an upgrade, and a ?ticket= for it")
+            raise _not_allowed(("GET",))
         raise Problem("not_found", "there is nothing at this path: see /openapi.json")
 
     def find_socket(self, path: str) -> tuple[Socket, dict[str, str]]:
@@ -103,8 +107,8 @@ async def answer(server: Server, route: Route, params: dict[str, str], request: 
     return Response(data, route.status, media_type=JSON)
 
 
-def _not_allowed(by_method: Mapping[str, Route]) -> Problem:
-    allowed = ", ".join(sorted(by_method))
+def _not_allowed(methods: Iterable[str]) -> Problem:
+    allowed = ", ".join(sorted({*methods, *("HEAD" for method in methods if method == "GET")}))
     return Problem("method_not_allowed", f"this path takes {allowed}", {"Allow": allowed})
 
 
@@ -196,7 +200,7 @@ async def read(server: Server, request: Request, max_bytes: int) -> bytes:
         raise Problem("bad_request", "Content-Length is not a number")
     if int(length) > max_bytes:
         raise _too_large(max_bytes)
-    bodies.check(int(length))
+    bodies.check(request.scope, int(length))
     data = bytearray()
     try:
         async with asyncio.timeout(within_s):

@@ -5,58 +5,63 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import resource
+import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import msgspec
 import uvicorn
 
+from .. import __version__
 from ..config import Settings
-from . import log, protocol
+from . import listening, log, protocol
 from .app import Application, create_app
+from .connections import MOST_RESERVED
 from .options import ServerOptions
+from .reload import InForce, Reread, Told
 
-_BACKLOG = 1024
 _MAX_MESSAGE_BYTES = 64 * 1024  # of what a client says over a WebSocket
 _LOOK_S = 0.05
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AT_ONCE = 128  # connections that are taken from the kernel before any of them is looked at
+STOPS = (signal.SIGINT, signal.SIGTERM)
 AFTER_GRACE_S = 5.0  # for what was cancelled to be gone
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; `localhost` is 127.0.0.1 alone."""
-    address = "127.0.0.1" if host == "localhost" else host.strip("[]")
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else headers wait 40 ms for their body's sake
-    return listening
+_STALLED_S = 2.0  # a client that has read nothing for so long
 
 
 def serve(
-    options: ServerOptions,
+    now: InForce,
     settings: Settings,
     sockets: list[socket.socket],
     ready: Callable[[], None],
-    ends_with: int | None = None,
+    reread: Reread | Told,
 ) -> int:
-    """Serve until a signal that stops it, or until the file `ends_with` ends; the exit code."""
+    """Serve until a signal that stops it, or until who started it is gone; the exit code."""
     log_as_lines()
+    instance = now.options.instance or secrets.token_hex(4)
+    log.name(instance)
+    now = _fitting(msgspec.structs.replace(now, options=now.options._replace(instance=instance)))
+    return asyncio.run(_serve(now, settings, sockets, ready, reread))
+
+
+def _fitting(now: InForce) -> InForce:
+    """May open as many files as it needs, or has fewer connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files, connections = open_files(options, hard)
+    files, connections = open_files(now.options, hard)
     if files > soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    if connections < options.max_connections:
+    if connections < now.options.max_connections:
         log.write("fewer_connections", level="warning", max_connections=connections, open_files=hard)
-    options = options._replace(max_connections=connections)
-    return asyncio.run(_serve(options, settings, sockets, ready, ends_with))
+    return msgspec.structs.replace(now, options=now.options._replace(max_connections=connections))
 
 
 def open_files(options: ServerOptions, hard: int) -> tuple[int, int]:
     """How many it may need, and the connections that leave enough of them for programs and sessions."""
-    others = 256 + 16 * options.max_sessions + 32 * options.max_running
+    others = 256 + MOST_RESERVED + 16 * options.max_sessions + 32 * options.max_running
     wanted = others + options.max_connections
     if hard == resource.RLIM_INFINITY or wanted <= hard:
         return wanted, options.max_connections
@@ -64,32 +69,32 @@ def open_files(options: ServerOptions, hard: int) -> tuple[int, int]:
 
 
 async def _serve(
-    options: ServerOptions,
+    now: InForce,
     settings: Settings,
     sockets: list[socket.socket],
     ready: Callable[[], None],
-    ends_with: int | None,
+    reread: Reread | Told,
 ) -> int:
-    application = create_app(options, settings)
+    application, options = create_app(now, settings), now.options
     config = uvicorn.Config(
         application,
-        http=protocol.http(options),
-        ws=protocol.websockets(options),
+        http=protocol.http(application.server),
+        ws=protocol.websockets(application.server),
         loop="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        backlog=_AT_ONCE,
         h11_max_incomplete_event_size=options.max_header_bytes,
         timeout_keep_alive=int(options.idle_timeout_s),
-        timeout_graceful_shutdown=int(options.grace_s + AFTER_GRACE_S),
         ws_max_size=_MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
     )
-    server = Stoppable(config, application, ready)
-    if ends_with is not None:
-        asyncio.get_running_loop().add_reader(ends_with, server.read_end, ends_with)
+    server = Stoppable(config, application, ready, reread)
+    if isinstance(reread, Told):
+        asyncio.get_running_loop().add_reader(reread.fd, server.hear, reread)
     try:
         await server.serve(sockets)
     finally:
@@ -100,9 +105,11 @@ async def _serve(
 class Stoppable(uvicorn.Server):
     """Stops in two steps: nothing new and the grace for what runs, then the end of everything."""
 
-    def __init__(self, config: uvicorn.Config, application: Application, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, application: Application, ready: Callable[[], None], reread: Reread | Told
+    ) -> None:
         super().__init__(config)
-        self.application, self.ready = application, ready
+        self.application, self.ready, self.reread = application, ready, reread
         self.interrupted = False
 
     @contextlib.contextmanager
@@ -110,11 +117,12 @@ class Stoppable(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, self.signalled, number)
+        if isinstance(self.reread, Reread):
+            on_hangup(partial(self.reload, self.reread))
         try:
             yield
         finally:
-            for number in STOPS:
-                loop.remove_signal_handler(number)
+            let_nothing_interrupt()
 
     def signalled(self, number: int) -> None:
         """The first begins the grace, the second ends it."""
@@ -123,15 +131,43 @@ class Stoppable(uvicorn.Server):
         self.interrupted = self.interrupted or number == signal.SIGINT
         self.should_exit = True
 
-    def read_end(self, fd: int) -> None:
-        """Who started us is gone, and with it whoever would wait for a grace."""
-        if not os.read(fd, 4096):
-            asyncio.get_running_loop().remove_reader(fd)
+    def reload(self, reread: Reread) -> None:
+        """Read the files again."""
+        told = reread.again()
+        self.take(reread.now, told)
+
+    def take(self, now: InForce, told: dict[str, Any]) -> None:
+        """What may change while it runs: tokens, options, the certificate."""
+        server = self.application.server
+        server.tokens.reload()
+        server.reconfigure(_fitting(now))
+        kept = server.tokens.failure is not None
+        level = told.pop("level", "warning" if kept else "info")
+        log.write("reloaded", level=level, tokens="kept" if kept else "read", **told)
+
+    def hear(self, told: Told) -> None:
+        """What to go by from now on; or the end: who started us is gone, and with it whoever would wait for a grace."""
+        lines = told.lines()
+        for line in lines or ():
+            self.take(msgspec.json.decode(line, type=InForce), {})
+        if lines is None:
+            asyncio.get_running_loop().remove_reader(told.fd)
             self.application.server.ending.set()
             self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(listening.BACKLOG)  # the kernel keeps more of them than are taken at a time
+        options, settings = self.application.server.options, self.application.server.settings
+        log.write(
+            "started",
+            version=__version__,
+            address=options.address,
+            workers=options.workers,
+            backend=settings.type,
+            require=settings.require,
+        )
         self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -141,11 +177,23 @@ class Stoppable(uvicorn.Server):
         over = loop.call_later(server.options.grace_s, server.ending.set)
         while server.gate.running and not server.ending.is_set:  # those who come meanwhile are told (503)
             await asyncio.sleep(_LOOK_S)
+        self.config.timeout_graceful_shutdown = int(server.options.grace_s + AFTER_GRACE_S)
         late = loop.create_task(self._end_late(set(self.server_state.connections)))
+        cutting = loop.create_task(self._cut_stalled())
         await super().shutdown(sockets)
-        late.cancel()
-        over.cancel()
+        for each in (late, cutting, over):
+            each.cancel()
         log.write("stopped")
+
+    async def _cut_stalled(self) -> None:
+        """Nobody waits for a client that does not read; for one with a token once the grace is over."""
+        while True:
+            bounded = [each for each in self.server_state.connections if isinstance(each, protocol.Bounded)]
+            for each in bounded:
+                is_over = self.application.server.ending.is_set or not each.connection.is_known
+                if is_over and each.is_stalled(_STALLED_S):
+                    each.transport.abort()
+            await asyncio.sleep(_LOOK_S)
 
     async def _end_late(self, known: set[Any]) -> None:
         """uvicorn closes the connections that it knows of once; one accepted just before may be known just after."""
@@ -156,13 +204,34 @@ class Stoppable(uvicorn.Server):
                 connection.shutdown()
 
 
+def on_hangup(reload: Callable[[], None]) -> None:
+    """SIGHUP reloads; where it was ignored at the start, as under nohup, it stays so."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+def let_nothing_interrupt() -> None:
+    """From here to the end of the process: what stops us has been heard."""
+    loop, numbers = asyncio.get_running_loop(), (*STOPS, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        loop.remove_signal_handler(number)  # which leaves the default: the end of the process
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
 def log_as_lines() -> None:
-    """What libraries log goes the way of our own lines."""
+    """What libraries log, and the interpreter itself, goes the way of our own lines."""
+    sys.stderr = log.Stream()
     root = logging.getLogger()
     root.handlers[:] = [log.Lines()]
     root.setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    logging.getLogger("uvicorn.error").addFilter(is_news)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return "without completing handshake" not in record.msg  # said of every WebSocket that was refused with an answer
+_SAID_BY_US = ("without completing handshake", "Invalid HTTP request received")  # of what was refused
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether we have not said it better."""
+    return not any(each in record.msg for each in _SAID_BY_US)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,21 @@ from .. import config
 from ..api import OneShot
 from ..config import Settings
 from ..thread_pool import aside
+from ..types import Limits
 from . import wire
+from .frequent import CELLS, Frequent, Kind
 from .state import Server
 from .tokens import Token
 
-MAX_IDLE = 64
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
+MAX_IDLE = 16  # of each token, with limits that its requests brought
+_PLAIN = re.compile(r"(?!t[0-9a-f]{32}\Z)[A-Za-z0-9_-]{1,40}")  # and not what stands for another name
+
+
+class _Kept:
+    def __init__(self, sandbox: OneShot) -> None:
+        self.sandbox = sandbox
+        self.borrowers = 0
+        self.is_dropped = False  # it goes with its last borrower
 
 
 class Sandboxes:
@@ -27,22 +36,55 @@ class Sandboxes:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._kept: dict[tuple[str, Settings], list[Any]] = {}  # [sandbox, borrowers], newest last
+        self._kept: dict[str, dict[Settings, _Kept]] = {}  # by the token's label; the newest last
+        self._frequent = Frequent(self._drop)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def borrowed(self, token: Token, settings: Settings) -> Iterator[OneShot]:
-        key = label(token), settings
-        entry = self._kept.pop(key, None) or [OneShot(settings, run_id=run_id(token)), 0]
-        self._kept[key] = entry
-        entry[1] += 1
+        owner = label(token)
+        settings = self._with_cells(owner, settings)
+        own = self._kept.setdefault(owner, {})
+        kept = own.pop(settings, None) or _Kept(OneShot(settings, run_id=run_id(token)))
+        own[settings] = kept
+        kept.borrowers += 1
         try:
-            yield entry[0]
+            yield kept.sandbox
         finally:
-            entry[1] -= 1
-            idle = [key for key, (_, borrowers) in self._kept.items() if not borrowers]
-            for key in idle[: max(0, len(self._kept) - MAX_IDLE)]:
-                self.later(aside(self._kept.pop(key)[0].close))
+            kept.borrowers -= 1
+            if kept.is_dropped:
+                self._close(kept)
+            else:
+                self._trim(own)
+
+    def _with_cells(self, owner: str, settings: Settings) -> Settings:
+        """Those of `narrowed`, with cells that wait where they come often."""
+        usual = self._server.settings
+        if settings == usual or usual.type != "local" or not usual.warm_cells:
+            return settings
+        if (cell := _cell_of(settings)) == _cell_of(usual):
+            return settings._replace(warm_cells=usual.warm_cells)
+        if self._frequent.is_kept(owner, cell):
+            return settings._replace(warm_cells=min(CELLS, usual.warm_cells))
+        return settings
+
+    def _drop(self, kind: Kind) -> None:
+        owner, cell = kind
+        own = self._kept.get(owner, {})
+        for settings in [found for found in own if found.warm_cells and _cell_of(found) == cell]:
+            kept = own.pop(settings)
+            kept.is_dropped = True
+            self._close(kept)
+
+    def _trim(self, own: dict[Settings, _Kept]) -> None:
+        """The token's usual one stays, and with it the cells that wait for everybody."""
+        idle = [key for key, kept in own.items() if not kept.borrowers and key != self._server.settings]
+        for key in idle[: max(0, len(idle) - MAX_IDLE)]:
+            self._close(own.pop(key))
+
+    def _close(self, kept: _Kept) -> None:
+        if not kept.borrowers:
+            self.later(aside(kept.sandbox.close))
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that no client waits for; the server's end does."""
@@ -52,9 +94,15 @@ class Sandboxes:
 
     async def close(self) -> None:
         kept, self._kept = self._kept, {}
-        for sandbox, _ in kept.values():
-            self.later(aside(sandbox.close))
+        for own in kept.values():
+            for entry in own.values():
+                self.later(aside(entry.sandbox.close))
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _cell_of(settings: Settings) -> tuple[Limits, bool]:
+    """What is built into a cell. The rest is counted outside of it, or comes with the program."""
+    return settings.limits().built_in(), settings.network
 
 
 def label(token: Token) -> str:
@@ -67,9 +115,14 @@ def run_id(token: Token) -> str:
     return f"{label(token)}-{os.urandom(8).hex()}"
 
 
-def is_own(token: Token, found: object) -> bool:
-    """Whether a record's run is one of this token's."""
-    return isinstance(found, str) and found.rpartition("-")[0] == label(token)
+def owner_of(run_id: object) -> str:
+    """The label of who ran it."""
+    return run_id.rpartition("-")[0] if isinstance(run_id, str) else ""
+
+
+def is_own(token: Token, record: Mapping[str, Any]) -> bool:
+    """Whether the record's run is one of this token's."""
+    return owner_of(record.get("run_id")) == label(token)
 
 
 def narrowed(server: Server, ask: wire.Narrowing, **further: float | None) -> tuple[Settings, list[str]]:
@@ -85,5 +138,5 @@ def narrowed(server: Server, ask: wire.Narrowing, **further: float | None) -> tu
         return server.settings, []
     settings, cut = config.narrowed(server.settings, asked)
     names = ["output_kb" if name == "max_output_kb" else name for name in cut]
-    # Cells kept ready for limits that one request named would wait in vain.
+    # Cells kept ready for limits that one request named would wait in vain: see `Sandboxes`.
     return settings if settings == server.settings else settings._replace(warm_cells=0), names

@@ -28,6 +28,11 @@ def found(call: Call[Any, Any] | SocketCall) -> Live:
     return call.server.part(Registry).find(call.token, call.params["id"])
 
 
+def overseen(call: Call[Any, Any]) -> Live:
+    """The same, or another owner's for who may see and end it, and nothing else."""
+    return call.server.part(Registry).find(call.token, call.params["id"], oversees=call.token.oversees)
+
+
 async def create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
     return await call.while_there(_create(call))
 
@@ -39,7 +44,7 @@ async def _create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
     cut = ["idle" if name == "session_idle_sec" else name for name in cut]
     registry = server.part(Registry)
     async with registry.room(call.token) as place, server.gate.execution(call.token):
-        hub, session_id = events.Hub(), registry.new_id()
+        hub, session_id = events.Hub(call.server.part(events.Backlogs)), registry.new_id()
         session = with_settings(
             settings,
             session_id=session_id,
@@ -54,12 +59,12 @@ async def _create(call: Call[wire.SessionRequest, None]) -> wire.SessionReply:
             await session.close()
             raise
         registry.add(live)
-        return live.told()
+        return live.told(call.token)
 
 
 async def listing(call: Call[None, None]) -> wire.SessionsReply:
     """Those of all workers of this server."""
-    reply = wire.SessionsReply([live.told() for live in call.server.part(Registry).owned(call.token)])
+    reply = wire.SessionsReply([live.told(call.token) for live in call.server.part(Registry).seen_by(call.token)])
     if not ids.beside(call.request.scope):
         for instance, said in (await call.server.part(Peers).ask(call.request.scope)).items():
             if said is None:
@@ -71,12 +76,12 @@ async def listing(call: Call[None, None]) -> wire.SessionsReply:
 
 
 async def look(call: Call[None, None]) -> wire.SessionReply:
-    return found(call).told()
+    return overseen(call).told(call.token)
 
 
 async def close(call: Call[None, None]) -> None:
     """Also while something runs there: that is ended."""
-    await call.server.part(Registry).end(found(call))
+    await call.server.part(Registry).end(overseen(call))
 
 
 async def run(call: Call[wire.RunRequest, None]) -> Response:
@@ -125,7 +130,7 @@ ROUTES = (
         "GET",
         "/sessions",
         listing,
-        "This token's sessions.",
+        "This token's sessions; all of them for an admin.",
         reply=wire.SessionsReply,
         reply_example={"sessions": [examples.SESSION]},
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,10 +12,13 @@ from starlette.requests import Request
 
 from ..config import Settings
 from ..thread_pool import aside
+from . import certificates
+from .connections import Connections
 from .gate import Gate
 from .numbers import Numbers
-from .options import ServerOptions
+from .options import changed
 from .problems import Problem
+from .reload import InForce
 from .telemetry import Tracing
 from .tokens import Tickets, Token, Tokens
 
@@ -36,18 +40,27 @@ P = TypeVar("P", bound=Part)
 class Server:
     """One instance: its options, the settings that are the ceiling of every request, and what is shared."""
 
-    def __init__(self, options: ServerOptions, settings: Settings, tracing: Tracing | None = None) -> None:
-        self.options = options
+    def __init__(self, now: InForce, settings: Settings, tracing: Tracing | None = None) -> None:
+        self.options = options = now.options
+        self.tls = _tls(now)
         self.settings = settings
         self.tracing = tracing
         self.instance = options.instance or secrets.token_hex(4)
-        self.tokens = Tokens(options.token, options.token_file)
+        self.tokens = Tokens(options.token, options.token_file, now.token_text)
         self.tickets = Tickets(self.instance)
         self.gate = Gate(options)
         self.numbers = Numbers(self.gate, self.tokens)
+        self.connections = Connections(options, self.numbers)
         self.stopping = asyncio.Event()  # take no new work; a stream without a run ends now
         self.ending = Ending()
         self._parts: dict[type[Any], Part] = {}
+
+    def reconfigure(self, now: InForce) -> None:
+        """Go by this from now on, in what may change while it runs."""
+        self.options = changed(self.options, now.options)
+        self.tls = _tls(now)
+        self.gate.reconfigure(self.options)
+        self.connections.reconfigure(self.options)
 
     def part(self, kind: type[P]) -> P:
         """The one `kind(server)`, made when first asked for."""
@@ -99,18 +112,25 @@ class Call(Generic[B, Q]):
         found: str = self.request.scope["state"]["request_id"]
         return found
 
+    def runs(self, execution_id: str) -> None:
+        """What the log names beside this request."""
+        self.request.scope["state"]["execution_id"] = execution_id
+
     async def gone(self) -> None:
         """Returns when the client has left. The body must have been read; one such wait at a time."""
         while (await self.request.receive())["type"] != "http.disconnect":
             pass
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """The outcome of `work`, which is cancelled when the client leaves or the server's grace is over."""
-        task, ending = asyncio.current_task(), self.server.ending
+        """The outcome of `work`, which is cancelled when the client leaves, its token does, or the grace is over."""
+        task, ending, tokens = asyncio.current_task(), self.server.ending, self.server.tokens
         assert task is not None
         if ending.is_set:
             work.close()
             raise _stopped()
+        if not tokens.current(self.token):
+            work.close()
+            raise _removed()
         others, why = task.cancelling(), list[Exception]()
 
         def end(error: Exception) -> None:
@@ -124,9 +144,13 @@ class Call(Generic[B, Q]):
         def stop() -> None:
             end(_stopped())
 
+        def bar() -> None:
+            end(_removed())
+
         gone = asyncio.ensure_future(self.gone())
         gone.add_done_callback(left)
         ending.told.add(stop)
+        tokens.watch(self.token, bar)
         try:
             outcome = await work  # in this task, as asyncio.timeout() does it: one more would double its wake-ups
         except (Exception, asyncio.CancelledError) as error:
@@ -134,6 +158,7 @@ class Call(Generic[B, Q]):
                 raise
         finally:
             ending.told.discard(stop)
+            tokens.unwatch(bar)
             gone.remove_done_callback(left)
             gone.cancel()
             if why:
@@ -143,8 +168,16 @@ class Call(Generic[B, Q]):
         return outcome
 
 
+def _tls(now: InForce) -> ssl.SSLContext | None:
+    return None if now.pair is None else certificates.context(now.pair)
+
+
 def _stopped() -> Problem:
     return Problem("sandbox_lost", "the server was stopped while the program ran: try again")
+
+
+def _removed() -> Problem:
+    return Problem("unauthorized", "this token was removed while the request was answered: use another one")
 
 
 class Elsewhere(Exception):

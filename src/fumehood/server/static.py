@@ -21,7 +21,8 @@ CSP = (
 )
 # Frames that show a program's HTML take over the page's policy: the one style sheet in them has a nonce.
 NONCE = b'<meta name="csp-nonce" content="'
-HEADERS = {"Content-Security-Policy": CSP, "Cache-Control": "no-cache"}  # kept, and asked about each time
+QUIET = {"X-DNS-Prefetch-Control": "off"}  # no name is looked up because it is in sight
+HEADERS = {"Content-Security-Policy": CSP, **QUIET, "Cache-Control": "no-cache"}  # kept, and asked about each time
 
 
 @cache
@@ -48,7 +49,7 @@ async def index(_call: Call[Any, Any]) -> Response:
     data, kind, _ = page()["index.html"]
     nonce = token_urlsafe(16)
     policy = CSP.replace("style-src 'self'", f"style-src 'self' 'nonce-{nonce}'")
-    headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
+    headers = {"Content-Security-Policy": policy, **QUIET, "Cache-Control": "no-store"}
     return Response(data.replace(NONCE, NONCE + nonce.encode(), 1), headers=headers, media_type=kind)
 
 

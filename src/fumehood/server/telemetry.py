@@ -24,7 +24,9 @@ def start() -> Tracing | None:
     if not config.telemetry_wanted():
         return None
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-        log.write("no_traces", message="OTEL_* is set and the extra is missing: pip install 'fumehood[otel]'")
+        log.write(
+            "no_traces", level="warning", message="OTEL_* is set and the extra is missing: pip install 'fumehood[otel]'"
+        )
         return None
     return Tracing()
 
@@ -86,4 +88,8 @@ class Tracing:
         sending.join(_LAST_S)
         if sending.is_alive():
             self._exporter.shutdown()  # which ends its waiting for another try
-            log.write("no_traces", message="the collector did not take the last spans: see OTEL_EXPORTER_OTLP_ENDPOINT")
+            log.write(
+                "no_traces",
+                level="warning",
+                message="the collector did not take the last spans: see OTEL_EXPORTER_OTLP_ENDPOINT",
+            )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from .meta import LeftOut, ResultMeta
 from .problems import ProblemBody
 
 _MAX = 2**31 - 1
@@ -131,7 +132,7 @@ class ExecuteReply(Struct, kw_only=True):
     stderr: str
     exit_code: int
     duration: float
-    meta: dict[str, Any]
+    meta: ResultMeta
     results: list[dict[str, Any]]
     files: list[FileReply]
 
@@ -159,6 +160,7 @@ class SessionReply(Struct, kw_only=True):
     places: Places
     receipt: dict[str, Any]
     limits_clamped: list[str]
+    owner: str | msgspec.UnsetType = msgspec.UNSET  # whose it is, for an admin
 
 
 class SessionsReply(Struct, omit_defaults=True):
@@ -177,8 +179,11 @@ class FileInfo(Struct, omit_defaults=True):
     version: str = ""
 
 
-class FilesReply(Struct):
+class FilesReply(Struct, omit_defaults=True):
+    """`left_out`: what is there and cannot be asked for."""
+
     files: list[FileInfo]
+    left_out: list[LeftOut] = []
 
 
 class TicketReply(Struct):
@@ -203,6 +208,15 @@ class HistoryEntry(Struct, kw_only=True):
     session_id: str | None
 
 
+class Load(Struct):
+    """What this token's owner has on the worker that answers, and how much it may have there."""
+
+    running: int
+    queued: int
+    max_running: int
+    max_queue: int
+
+
 class InfoReply(Struct, kw_only=True):
     """What this server is and allows."""
 
@@ -216,6 +230,7 @@ class InfoReply(Struct, kw_only=True):
     languages: list[str]
     network: bool
     policy: dict[str, Any]
+    yours: Load
 
 
 class Started(Struct, tag_field="type", tag="started"):

@@ -17,13 +17,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from .. import in_use
+from .. import in_use, records
 from ..config import Settings
 from ..engine import private
 from . import log
 from .options import ServerOptions
-from .peers import any_listens, socket_path
-from .run import AFTER_GRACE_S, STOPS, log_as_lines, serve
+from .peers import any_listens, mark, socket_path
+from .reload import InForce, Reread, Told
+from .run import AFTER_GRACE_S, STOPS, let_nothing_interrupt, log_as_lines, on_hangup, serve
+from .tokens import Tokens
 
 _LIVED_S = 5.0  # a worker that ends sooner is not started again at once
 _MAX_QUICK_ENDS = 5
@@ -32,35 +34,44 @@ _MAX_QUICK_ENDS = 5
 class Order(msgspec.Struct):
     """What a worker is told, over its standard input: tokens belong in no argument and no variable."""
 
-    options: ServerOptions
+    now: InForce
     settings: Settings
     listening: int
 
 
-def supervise(options: ServerOptions, settings: Settings, listening: socket.socket, ready: Callable[[], None]) -> int:
+def supervise(reread: Reread, settings: Settings, listening: socket.socket, ready: Callable[[], None]) -> int:
     """Keep `workers` of them running until a signal; the exit code."""
     log_as_lines()
+    log.name("supervisor")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a worker ended
     private.sweep()
     directory, held = in_use.make(lambda: tempfile.mkdtemp(prefix=in_use.prefix()))  # only this user may enter it
     try:
-        return asyncio.run(_Supervisor(options._replace(peers_dir=directory), settings, listening).run(ready))
+        return asyncio.run(_Supervisor(reread, settings, listening, directory).run(ready))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         os.close(held)
 
 
 class _Supervisor:
-    def __init__(self, options: ServerOptions, settings: Settings, listening: socket.socket) -> None:
-        self._options, self._settings, self._listening = options, settings, listening
+    def __init__(self, reread: Reread, settings: Settings, listening: socket.socket, peers_dir: str) -> None:
+        self._reread, self._settings, self._listening, self._peers_dir = reread, settings, listening, peers_dir
+        self._tokens = Tokens(self._options.token, self._options.token_file)
         self._stopping = asyncio.Event()
         self._interrupted = self._failed = False
         self._running: set[Process] = set()
+        self._serving: set[Process] = set()
+
+    @property
+    def _options(self) -> ServerOptions:
+        return self._reread.now.options
 
     async def run(self, ready: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, self._signalled, number)
+        on_hangup(self._reload)
+        following = asyncio.create_task(self._tokens.follow())
         started = [asyncio.Event() for _ in range(self._options.workers)]
         keepers = [asyncio.create_task(self._keep(index, event)) for index, event in enumerate(started)]
         for event in started:
@@ -68,10 +79,12 @@ class _Supervisor:
         if not self._stopping.is_set():
             ready()
         await self._stopping.wait()
+        following.cancel()
         self._tell(signal.SIGTERM)
         await asyncio.wait(keepers, timeout=self._options.grace_s + 2 * AFTER_GRACE_S)
         self._tell(signal.SIGKILL)
         await asyncio.gather(*keepers)
+        let_nothing_interrupt()
         return 1 if self._failed else 128 + signal.SIGINT if self._interrupted else 0
 
     def _signalled(self, number: int) -> None:
@@ -79,6 +92,18 @@ class _Supervisor:
             self._tell(signal.SIGTERM)  # the second one ends the grace
         self._interrupted = self._interrupted or number == signal.SIGINT
         self._stopping.set()
+
+    def _reload(self) -> None:
+        """The files are read here, once: no two workers go by different ones."""
+        told = self._reread.again()
+        log.write("reloading", workers=len(self._running), **told)
+        for process in self._serving:
+            self._say(process)
+
+    def _say(self, process: Process) -> None:
+        """By a line, not by a signal: one that has only just begun would die of that."""
+        if process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(msgspec.json.encode(self._reread.now) + b"\n")
 
     def _tell(self, number: int) -> None:
         for process in self._running:
@@ -93,7 +118,7 @@ class _Supervisor:
             status = await self._one(index, started)
             if self._stopping.is_set():
                 break
-            log.write("worker_ended", worker=index, status=status)
+            log.write("worker_ended", level="warning", index=index, status=status)
             quick_ends = quick_ends + 1 if time.monotonic() - since < _LIVED_S else 0
             if quick_ends >= _MAX_QUICK_ENDS:
                 self._failed = True
@@ -102,6 +127,7 @@ class _Supervisor:
 
     async def _one(self, index: int, started: asyncio.Event) -> int:
         name = f"{self._options.instance}-{index}" if self._options.instance else secrets.token_hex(4)
+        mark(self._peers_dir, name)
         fd = self._listening.fileno()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "fumehood.server.workers"),
@@ -114,9 +140,14 @@ class _Supervisor:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            order = Order(self._options._replace(instance=name), self._settings, fd)
+            now = self._reread.now
+            own = now.options._replace(instance=name, peers_dir=self._peers_dir)
+            order = Order(InForce(own, now.pair, self._tokens.text), self._settings, fd)
             process.stdin.write(msgspec.json.encode(order) + b"\n")  # and left open: its end is ours
             if await process.stdout.readline():
+                self._serving.add(process)
+                if self._reread.now is not now:  # it was told less meanwhile
+                    self._say(process)
                 started.set()
             if self._stopping.is_set():
                 process.send_signal(signal.SIGTERM)
@@ -125,19 +156,24 @@ class _Supervisor:
             return await process.wait()
         finally:
             self._running.discard(process)
+            self._serving.discard(process)
             with contextlib.suppress(FileNotFoundError):  # it was killed
-                os.unlink(socket_path(self._options.peers_dir, name))
+                os.unlink(socket_path(self._peers_dir, name))
 
 
 def work() -> int:
     """A worker: also listens where the workers beside it find it."""
-    parent, line = os.getppid(), bytearray()
-    while not line.endswith(b"\n"):  # no further than that: what follows is its end
-        if not (piece := os.read(0, 65536)):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # that is for the first process, also where somebody tells us all
+    parent, told, lines = os.getppid(), Told(0), list[bytes]()
+    while not lines:  # no more than one comes before we serve
+        if (found := told.lines()) is None:
             return 1
-        line += piece
-    order = msgspec.json.decode(line, type=Order)
-    path = socket_path(order.options.peers_dir, order.options.instance)
+        lines = found
+    order = msgspec.json.decode(lines[0], type=Order)
+    options = order.now.options
+    records.count_together(f"{options.peers_dir}/records-lost")
+    path = socket_path(options.peers_dir, options.instance)
+    order.now.options = options._replace(peers_socket=path)
     beside = socket.socket(socket.AF_UNIX)
     beside.bind(path)
     sockets = [socket.socket(fileno=order.listening), beside]
@@ -146,12 +182,12 @@ def work() -> int:
         os.write(1, b"ready\n")
 
     try:
-        return serve(order.options, order.settings, sockets, ready, ends_with=0)
+        return serve(order.now, order.settings, sockets, ready, told)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-            if os.getppid() != parent and not any_listens(order.options.peers_dir):
-                shutil.rmtree(order.options.peers_dir)  # it was killed: the last of us tidies up
+            if os.getppid() != parent and not any_listens(options.peers_dir):
+                shutil.rmtree(options.peers_dir)  # it was killed: the last of us tidies up
 
 
 if __name__ == "__main__":
