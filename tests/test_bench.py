@@ -107,8 +107,8 @@ def test_the_server_is_measured_beside_the_api_with_one_client_and_with_many(mon
     monkeypatch.setattr(served, "EACH", 2)
     said: list[str] = []
     series, found = served.measure(2, lambda *_: None, said.append, clients=5)
-    assert [len(item.seconds) for item in series] == [2, 2, 2, 2]
-    assert {served.API, served.API_ASYNC, served.SERVED} < {item.name for item in series}
+    assert [len(item.seconds) for item in series] == [2, 2, 2, 2, 2]
+    assert {served.API, served.API_ASYNC, served.SERVED, served.NARROWED} < {item.name for item in series}
     assert (found["clients"], found["requests"], found["errors"]) == (5, 10, 0)
     assert found["per_second"] > 0
     assert found["cpu_ms_each"] >= 0  # by a clock that ticks a hundred times a second
@@ -117,8 +117,8 @@ def test_the_server_is_measured_beside_the_api_with_one_client_and_with_many(mon
 class _Mixed(served.Server):
     """Client 1 gets what client 7 asked for."""
 
-    def request(self, code: str) -> bytes:
-        return super().request(code.replace("print(1 *", "print(7 *"))
+    def request(self, code: str, limits: dict[str, int] | None = None) -> bytes:
+        return super().request(code.replace("print(1 *", "print(7 *"), limits)
 
 
 def test_answers_that_are_not_those_to_a_clients_own_programs_are_errors() -> None:

@@ -17,7 +17,7 @@ SOURCE = Path(fumehood.__file__).parent
 # Bottom first; a module may import from its own row and the rows below. A package stands for all that is in it.
 LAYERS = (
     ("guest",),
-    ("types", "errors", "descriptors", "in_use", "interrupts", "one_line", "threads", "thread_pool"),
+    ("types", "errors", "descriptors", "in_use", "interrupts", "one_line", "passed_over", "threads", "thread_pool"),
     ("config", "config_files", "config_table", "config_values", "languages"),
     ("engine",),
     ("backends.base",),

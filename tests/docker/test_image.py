@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -32,12 +33,17 @@ BASE = "fumehood-base:bookworm"
 
 
 @pytest.fixture
-def tag(docker: str) -> Iterator[str]:
-    """A name for an image, which is removed. The image itself may have others: another run built the same."""
+def tag(docker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A name for an image, which is removed. The image itself may have others: another run built the same.
+
+    One test at a time: with an image the engine removes the layers that another build has just found.
+    """
     name = f"fumehood-test-{os.getpid()}:{os.urandom(4).hex()}"
-    yield name
-    if ask(docker, "GET", f'/images/json?filters={{"reference":["{name}"]}}'):
-        ask(docker, "DELETE", f"/images/{name}?force=1")
+    with open(tmp_path_factory.getbasetemp().parent / "images.lock", "w") as lock:  # of all workers
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield name
+        if ask(docker, "GET", f'/images/json?filters={{"reference":["{name}"]}}'):
+            ask(docker, "DELETE", f"/images/{name}?force=1")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from fumehood.config_table import Settings
 from fumehood.server import exchange, log, protocol
 from fumehood.server.app import Application, create_app
 from fumehood.server.options import ServerOptions
+from fumehood.server.reload import InForce
 from fumehood.server.tokens import Token
 
 TOKEN = "0123456789abcdef"
@@ -69,8 +70,8 @@ class Served:
         """What comes back by the time that the client has sent all and left."""
         config = uvicorn.Config(
             self._application,
-            http=protocol.http(_OPTIONS),
-            ws=protocol.websockets(_OPTIONS),
+            http=protocol.http(self._application.server),
+            ws=protocol.websockets(self._application.server),
             log_config=None,
             lifespan="off",
             ws_max_size=65536,
@@ -108,7 +109,7 @@ async def served(use: Callable[[Served], Any]) -> None:
     logger.addHandler(handler)
     try:
         with patch.object(exchange, "_LINGER_S", 0.0), patch.object(log, "write", _noted(faults)):
-            application = create_app(_OPTIONS, _SETTINGS)
+            application = create_app(InForce(_OPTIONS), _SETTINGS)
             token = application.server.tokens.find(TOKEN)
             assert token is not None
             try:

@@ -18,6 +18,7 @@ from . import (
     redaction,
     remote_answers,
     requirement_lines,
+    server_peers,
     server_requests,
     server_sockets,
     settings,
@@ -42,6 +43,7 @@ _SAID_BY_OTHERS = (
     settings,
     addresses,
     remote_answers,
+    server_peers,
     server_requests,
     server_sockets,
 )

@@ -27,7 +27,14 @@ _CONSTANTS = {
     run: ("AFTER_GRACE_S",),
     tokens: ("TICKET_S",),
 }
-_OPTIONS = ("queue_wait_s", "header_timeout_s", "body_timeout_s", "write_timeout_s", "idle_timeout_s")
+_OPTIONS = (
+    "queue_wait_s",
+    "header_timeout_s",
+    "body_timeout_s",
+    "write_timeout_s",
+    "idle_timeout_s",
+    "unauthenticated_s",
+)
 _start = asyncio.create_subprocess_exec
 
 

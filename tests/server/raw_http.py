@@ -38,10 +38,10 @@ def exchange(url: str, line: str, *headers: str, body: bytes = b"") -> Answer:
     """One request on a connection of its own."""
     with connect(url) as stream:
         stream.sendall(head(url, line, *headers) + body)
-        return answer(stream)
+        return answer(stream, has_body=not line.startswith("HEAD "))
 
 
-def answer(stream: socket.socket) -> Answer:
+def answer(stream: socket.socket, *, has_body: bool = True) -> Answer:
     """The next answer; its body by its length, or all there is."""
     data = b""
     while b"\r\n\r\n" not in data:
@@ -53,7 +53,7 @@ def answer(stream: socket.socket) -> Answer:
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     status = int(first.split()[1])
     length = headers.get("content-length")
-    while status != 101 and (length is None or len(body) < int(length)):
+    while has_body and status != 101 and (length is None or len(body) < int(length)):
         if not (piece := _received(stream)):
             break
         body += piece

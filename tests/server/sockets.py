@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from running import Running
 from support import HANG_S
@@ -26,5 +26,6 @@ def ticket(client: httpx2.Client, session: str) -> str:
 
 def listen(server: Running, session: str, opened_with: str, **kinds: Any) -> ClientConnection:
     """A WebSocket that waits as long as it has to."""
-    url = f"{server.url.replace('http:', 'ws:')}/sessions/{session}/events?ticket={opened_with}"
-    return connect(url, open_timeout=HANG_S, ping_interval=None, max_size=None, **kinds)
+    url = f"{server.url.replace('http', 'ws', 1)}/sessions/{session}/events?ticket={opened_with}"
+    kinds = {"open_timeout": HANG_S, "ping_interval": None, "max_size": None, **kinds}
+    return connect(url, **kinds) if server.socket is None else unix_connect(server.socket, url, **kinds)

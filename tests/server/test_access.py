@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import httpx2
 import pytest
@@ -86,6 +87,19 @@ def test_another_host_is_refused_before_anything_else(server: Running, host: str
     port = server.url.rpartition(":")[2]
     found = exchange(server.url, line, f"Host: {host.format(port=port)}", AUTH)
     assert _code(found) == (403, "host_not_allowed")
+
+
+def test_a_host_that_is_none_is_bad_also_where_any_is_allowed(start: Callable[..., Running]) -> None:
+    running = start("--allow-host", "*")
+    bad = ("x:notaport", "x:", "x:-1", "x:65536", "x:99999999", "x:1:2", "[::1", "[::1]x", "[zz]", "[]", "::1", "u@x")
+    for host in (*bad, "u:p@x", "x/y", "x?y", "x#y", "\\x", "a b", "\xe9x", "%zz", "x:\xb2"):
+        for line in ("GET /healthz", "GET /info", "GET /"):
+            found = exchange(running.url, line, f"Host: {host}", AUTH)
+            assert _code(found) == (400, "bad_request"), host
+        assert exchange(running.url, "GET /sessions/a/events?ticket=b", f"Host: {host}", *UPGRADE).status == 400
+    for host in ("x", "x:1", "X.example:65535", "[::1]", "[::1]:80", "127.0.0.1:8080", "a_b-c.example", "%41"):
+        assert exchange(running.url, "GET /info", f"Host: {host}", AUTH).status == 200, host
+    assert '"level": "error"' not in running.log()
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])
@@ -202,7 +216,7 @@ def test_the_log_has_no_secret_no_code_and_no_break(server: Running) -> None:
     log = server.log()
     assert not [canary for canary in ("canary-7519", "canary-8620", *TOKENS.values(), "\x1b", "\0") if canary in log]
     lines = server.lines()
-    others = {"log", "not_ready", "stopping", "stopped", "fewer_connections"}  # the last where few files may be open
+    others = {"log", "not_ready", "stopping", "stopped", "fewer_connections", "connection_refused", "started"}
     assert {line["event"] for line in lines} <= {"request", *others}
     assert "/a??[31mforged?" in {line.get("path") for line in lines}
     assert {"/execute", "alice"} <= {line.get(key) for line in lines for key in ("path", "token")}

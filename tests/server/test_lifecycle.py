@@ -6,12 +6,16 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,7 +23,7 @@ from processes import LASTING, Known, all_gone, beneath, let_go, waiting
 from sockets import listen, opened, ticket
 from websockets.exceptions import ConnectionClosed
 
-from running import TOKENS, Running, held_port
+from running import PATIENT, TOKENS, Running, held_port
 from support import HANG_S, wait_until
 
 Start = Callable[..., Running]
@@ -46,12 +50,11 @@ def _is_stopping(running: Running) -> bool:
         return False
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_lets_what_runs_end_and_takes_nothing_new(start: Start, stop: signal.Signals) -> None:
+def test_a_signal_lets_what_runs_end_and_takes_nothing_new(start: Start) -> None:
     running = start(*NO_END)
     family = beneath(running.process.pid)
     asked, programs = _in_thread(running)
-    running.process.send_signal(stop)
+    running.process.send_signal(signal.SIGTERM)
     assert wait_until(lambda: _is_stopping(running))
     assert running.get("/healthz").status_code == 200
     with running.client() as client:
@@ -272,3 +275,142 @@ def test_sigterm_stops_all_workers(pair: Running) -> None:
     assert pair.process.wait(HANG_S) == 0
     assert all_gone(family)
     assert TOKENS["alice"] not in pair.log()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sighup_reads_the_tokens_again_and_nothing_ends(start: Start, workers: int) -> None:
+    running = start("--workers", str(workers))
+
+    def reloads(tokens: str) -> int:
+        return sum(line["event"] == "reloaded" and line["tokens"] == tokens for line in running.lines())
+
+    running.process.send_signal(signal.SIGHUP)  # the file is as it was
+    assert wait_until(lambda: reloads("read") == workers)
+    running.give("no token in here, and no entry")
+    running.process.send_signal(signal.SIGHUP)
+    assert wait_until(lambda: reloads("kept") == workers)
+    new = running.token_file.with_suffix(".new")
+    os.mkfifo(new)  # whoever opens it waits for somebody who writes
+    new.replace(running.token_file)
+    running.process.send_signal(signal.SIGHUP)
+    assert wait_until(lambda: reloads("kept") == 2 * workers)
+    with running.client() as client:
+        assert client.post("/execute", json={"code": "print(1)"}).json()["stdout"] == "1\n"
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sighup_that_was_ignored_stays_ignored(start: Start, workers: int) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it to what it starts
+    try:
+        running = start("--workers", str(workers))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    running.process.send_signal(signal.SIGHUP)
+    assert running.get("/healthz").status_code == 200
+    assert running.stop() == 0
+    assert "reload" not in running.log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_signals_that_come_until_the_end_change_nothing(start: Start, workers: int, number: int) -> None:
+    running = start("--workers", str(workers))
+    running.process.send_signal(signal.SIGTERM)
+    while running.process.poll() is None:
+        running.process.send_signal(number)
+        time.sleep(0.001)
+    assert running.process.wait(HANG_S) == 0
+
+
+def test_a_hangup_before_it_serves_ends_nothing(tmp_path: Path) -> None:
+    """From when the command has begun; before that it is the interpreter's."""
+    code = """
+import os, signal, sys
+from fumehood.cli import main, serve
+serve._hold_standard_streams = lambda: os.kill(os.getpid(), signal.SIGHUP)
+sys.exit(main.main(["serve", "--options-file", "none"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=HANG_S)
+    assert (done.returncode, b"does not exist" in done.stderr) == (78, True), done
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_closed_standard_streams_are_no_others(tmp_path: Path, workers: int) -> None:
+    command = [sys.executable, str(PATIENT), "fumehood", "serve", "--port", "0", "--workers", str(workers)]
+    closed = ["sh", "-c", 'exec "$@" <&- 2>&-', "sh", *command]
+    with subprocess.Popen(closed, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1].partition("/#")[0]
+        assert httpx2.get(f"{url}/healthz", timeout=HANG_S).status_code == 200
+        served = [process.pid, *(each.pid for each in beneath(process.pid))]
+        streams = {os.readlink(f"/proc/{pid}/fd/{fd}") for pid in served[:1] for fd in (0, 2)}
+        assert streams == {os.devnull}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG_S) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, workers: int) -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writes, b"x" * 4096)  # full before it starts
+    os.set_blocking(writes, True)
+    command = [sys.executable, str(PATIENT), "fumehood", "serve", "--port", "0", "--workers", str(workers)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FUMEHOOD_")}
+    process = subprocess.Popen(command, cwd=tmp_path, env=kept, stdout=subprocess.PIPE, stderr=writes, text=True)
+    os.close(writes)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1].partition("/#")[0]
+        with httpx2.Client(base_url=url, timeout=HANG_S) as client:
+            for _ in range(50):
+                assert client.get("/info").status_code == 401
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        os.close(reads)
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+def test_the_line_of_a_request_names_what_it_ran(pair: Running, accept: str) -> None:
+    ran: set[str] = set()
+    with pair.client() as client:
+        client.headers["Accept"] = accept
+
+        def ask(path: str, **body: Any) -> None:
+            said = client.post(path, json=body)
+            ran.add(json.loads(said.text.splitlines()[-1])["execution_id"])
+
+        session = client.post("/sessions", json={}).json()["session_id"]
+        for _ in range(3):
+            ask("/execute", code="print(1)")
+            ask("/execute", code="1 / 0")
+            ask("/execute", command=["ls"])
+            ask("/execute", code="1", session_id=session)
+            ask(f"/sessions/{session}/run", code="1")
+            ask(f"/sessions/{session}/exec", command=["ls"])
+        assert client.post("/execute", json={"code": 1}).status_code == 422
+    assert len(ran) == 18
+
+    def told() -> list[str]:
+        return [line["execution_id"] for line in pair.lines() if line.get("execution_id") in ran]
+
+    assert wait_until(lambda: sorted(told()) == sorted(ran))
+
+
+def test_every_line_says_who_wrote_it_and_the_first_what_was_started(start: Start) -> None:
+    running = start("--workers", "2", "--instance", "two")
+    assert running.stop() == 0
+    lines = running.lines()
+    started = {line["worker"]: line for line in lines if line["event"] == "started"}
+    assert started.keys() == {"two-0", "two-1"}
+    assert len({line["pid"] for line in started.values()}) == 2
+    assert all(line["version"] and line["address"] in running.url for line in started.values())
+    assert all(line["pid"] and line["worker"] and line["level"] for line in lines)

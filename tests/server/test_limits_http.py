@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from raw_http import Answer, answer, closes, connect, exchange, head
 
+from fumehood import __version__
 from fumehood.server import routes
 from fumehood.server.options import ServerOptions
 from pace import AT_MOST, TIMES, growth
@@ -71,13 +72,13 @@ def test_all_bodies_together_have_a_bound(start: Callable[..., Running]) -> None
     server = start("--max-body-memory", "64")
     large = json.dumps({"code": "print(1)", "args": ["x" * 3 * MIB]}).encode()
     small = json.dumps({"code": "print(1)"}).encode()
-    held = [_unfinished(server, 31 * MIB) for _ in range(2)]
+    held = [_unfinished(server, 24 * MIB) for _ in range(2)]
 
     def is_full() -> bool:
         if _post(server, large, JSON).status == 503:
             return True
-        with contextlib.suppress(OSError):  # that one may have come before the second, which was refused then
-            held.append(_unfinished(server, 31 * MIB))
+        with contextlib.suppress(OSError):  # that one may have come before the others, which were refused then
+            held.append(_unfinished(server, 24 * MIB))
         return False
 
     try:
@@ -88,6 +89,9 @@ def test_all_bodies_together_have_a_bound(start: Callable[..., Running]) -> None
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(large), large)
         assert exchange(server.url, "POST /execute", *chunked, body=body).status == 503
         assert _post(server, small, JSON).status == 200  # there is room for that one
+        bob = f"Authorization: Bearer {TOKENS['bob']}"
+        length = f"Content-Length: {len(large)}"
+        assert exchange(server.url, "POST /execute", bob, length, JSON, body=large).status != 503  # and for others
     finally:
         for stream in held:
             stream.close()
@@ -252,7 +256,12 @@ def test_what_is_no_http_is_told_so(server: Running, data: bytes) -> None:
     with connect(server.url) as stream:
         stream.sendall(data)
         stream.shutdown(socket.SHUT_WR)
-        assert answer(stream).status in (400, 0)
+        found = answer(stream)
+    assert found.status in (400, 0)
+    if found.status:
+        request_id = found.headers["x-request-id"]
+        assert found.json()["request_id"] == request_id
+        assert wait_until(lambda: any(line.get("request_id") == request_id for line in server.lines()))
     assert exchange(server.url, "GET /healthz").status == 200
 
 
@@ -382,7 +391,7 @@ def test_answers_that_nobody_reads_have_a_bound(start: Callable[..., Running]) -
     small = start("--max-body-memory", "64")
     files = "for n in range(3): open(f'/tmp/output/{n}', 'wb').write(bytes(5 * 1024 * 1024))"
     body = json.dumps({"code": files}).encode()
-    with small.client() as client, contextlib.ExitStack() as open_ones:
+    with contextlib.ExitStack() as open_ones:
         assert len(_run(small, files)["files"]) == 3
         before = _rss_bytes(small.process.pid)
         for accept in ("application/json", "text/event-stream") * 10:
@@ -390,7 +399,7 @@ def test_answers_that_nobody_reads_have_a_bound(start: Callable[..., Running]) -
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sent = (AUTH, JSON, f"Accept: {accept}", f"Content-Length: {len(body)}")
             stream.sendall(head(small.url, "POST /execute", *sent) + body)
-        assert wait_until(lambda: 'fumehood_executions_total{reason="ok"} 21.0' in client.get("/metrics").text)
+        assert wait_until(lambda: small.number("fumehood_executions_total") == 21)
         assert _rss_bytes(small.process.pid) - before < 250 * MIB  # of 20 times 20 MB, and as much while one is made
         found = _run(small, f"{files}\nprint('ran')")
         assert (found["stdout"], found["files"]) == ("ran\n", [])
@@ -419,17 +428,19 @@ def test_there_are_as_many_connections_as_files_allow() -> None:
     from fumehood.server.run import open_files  # with uvicorn
 
     options = ServerOptions(max_connections=2048, max_sessions=64, max_running=4)
-    assert open_files(options, resource.RLIM_INFINITY) == (3456, 2048)
-    assert open_files(options, 4096) == (3456, 2048)
-    assert open_files(options, 3000) == (3000, 1592)
+    assert open_files(options, resource.RLIM_INFINITY) == (4480, 2048)
+    assert open_files(options, 4480) == (4480, 2048)
+    assert open_files(options, 4000) == (4000, 2000)
     assert open_files(options, 1024) == (1024, 512)
 
 
 def test_connections_are_counted(narrow: Running) -> None:
     held = [connect(narrow.url) for _ in range(12)]
     try:
-        found = exchange(narrow.url, "GET /healthz")
+        found = exchange(narrow.url, "GET /readyz")
         assert (found.status, found.headers["retry-after"]) == (503, "1")
+        assert found.headers["x-fumehood-version"] == __version__
+        assert exchange(narrow.url, "GET /healthz").status == 200
     finally:
         for stream in held:
             stream.close()
@@ -449,24 +460,19 @@ class _Busy:
         self.stream.close()
 
 
-def _number(client: httpx2.Client, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
-
-
 def test_executions_wait_for_a_place_and_too_many_are_refused(narrow: Running) -> None:
     with narrow.client() as client:
         running = _Busy(narrow, TOKENS["alice"])
-        assert wait_until(lambda: _number(client, "fumehood_running") == 1)
+        assert wait_until(lambda: narrow.number("fumehood_running") == 1)
         waiting = _Busy(narrow, TOKENS["bob"])
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 1)
+        assert wait_until(lambda: narrow.number("fumehood_queued") == 1)
         refused = client.post("/execute", json={"code": "1"})
         assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) >= 1
         running.leave()
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 0)
+        assert wait_until(lambda: narrow.number("fumehood_queued") == 0)
         waiting.leave()
-        assert wait_until(lambda: _number(client, "fumehood_running") == 0)
+        assert wait_until(lambda: narrow.number("fumehood_running") == 0)
         assert client.post("/execute", json={"code": "print(1)"}).json()["stdout"] == "1\n"
 
 
@@ -474,18 +480,18 @@ def test_who_waits_may_leave_or_be_cancelled(narrow: Running) -> None:
     with narrow.client() as client, narrow.client() as other:
         session = client.post("/sessions", json={}).json()["session_id"]
         running = _Busy(narrow, TOKENS["bob"])
-        assert wait_until(lambda: _number(client, "fumehood_running") == 1)
+        assert wait_until(lambda: narrow.number("fumehood_running") == 1)
         waiting = _Busy(narrow, TOKENS["alice"])
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 1)
+        assert wait_until(lambda: narrow.number("fumehood_queued") == 1)
         waiting.leave()
-        assert wait_until(lambda: _number(client, "fumehood_queued") == 0)
+        assert wait_until(lambda: narrow.number("fumehood_queued") == 0)
         with ThreadPoolExecutor(1) as threads:
             asked = threads.submit(other.post, f"/sessions/{session}/run", json={"code": "x = 1"})
-            assert wait_until(lambda: _number(client, "fumehood_queued") == 1)
+            assert wait_until(lambda: narrow.number("fumehood_queued") == 1)
             assert client.post(f"/sessions/{session}/cancel").status_code == 202
             found = asked.result(HANG_S)
         assert (found.status_code, found.json()["code"]) == (409, "conflict")
-        assert (_number(client, "fumehood_running"), _number(client, "fumehood_queued")) == (1, 0)
+        assert (narrow.number("fumehood_running"), narrow.number("fumehood_queued")) == (1, 0)
         running.leave()
         ran = client.post(f"/sessions/{session}/run", json={"code": "'x' in globals()"})
         assert ran.json()["results"] == [{"text/plain": "False"}]
@@ -496,7 +502,7 @@ def test_a_token_has_its_own_number_of_executions(narrow: Running) -> None:
     token = "one-at-a-time-0123456789"
     with narrow.client(token) as client:
         running = _Busy(narrow, token)
-        assert wait_until(lambda: _number(client, "fumehood_running") == 1)
+        assert wait_until(lambda: narrow.number("fumehood_running") == 1)
         refused = client.post("/execute", json={"code": "1"})
         assert (refused.status_code, refused.json()["code"], "retry-after" in refused.headers) == (
             429,
@@ -504,7 +510,7 @@ def test_a_token_has_its_own_number_of_executions(narrow: Running) -> None:
             True,
         )
         running.leave()
-        assert wait_until(lambda: _number(client, "fumehood_running") == 0)
+        assert wait_until(lambda: narrow.number("fumehood_running") == 0)
         assert client.post("/execute", json={"code": "1"}).status_code == 200
 
 

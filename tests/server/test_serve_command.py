@@ -20,6 +20,9 @@ from processes import beneath
 
 from fumehood import IsolationUnavailable, get_sandbox
 from fumehood.cli.main import main
+from fumehood.errors import BadArgument
+from fumehood.server.listening import listen
+from fumehood.server.options import ServerOptions
 from running import PATIENT, TOKENS, Running
 from support import HANG_S, wait_until
 
@@ -120,6 +123,12 @@ def test_a_port_that_is_taken_is_told(server: Running, capfd: Any) -> None:
     assert (code, "try another --port" in err) == (2, True)
 
 
+def test_an_address_of_another_machine_is_told() -> None:
+    with pytest.raises(BadArgument, match="give --host an address of this machine"):
+        with listen(ServerOptions(host="192.0.2.1", port=0)):
+            pass
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -129,7 +138,10 @@ def test_a_port_that_is_taken_is_told(server: Running, capfd: Any) -> None:
         ('{"name": "a", "token": "0123456789abcdef", "quota": 1}', "unknown keys: quota"),
         ('{"name": "a", "token": "0123456789abcdef", "per_minute": "many"}', "whole numbers"),
         ('{"name": "a", "sha256": "abc"}', "64 hexadecimal"),
-        ('{"name": "a", "token": "0123456789abcdef"}\n{"name": "a", "token": "0123456789abcdeg"}', "twice"),
+        (
+            '{"name": "a", "token": "0123456789abcdef"}\n{"name": "a", "token": "0123456789abcdef"}',
+            "a token that is there twice",
+        ),
         ("a: [", "neither YAML nor JSON"),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_end_of_the_session_is_the_last_event(server, alice):
 
 def test_who_does_not_read_is_let_go_and_the_run_goes_on(server, alice, session):
     with listen(server, session, ticket(alice, session), max_queue=1) as socket:
-        ran = run(alice, session, "for _ in range(400): print('x' * 100_000)").json()
+        ran = run(alice, session, "for _ in range(1200): print('x' * 100_000)").json()
         assert (ran["exit_code"], ran["meta"]["reason"]) == (0, "ok")
         last = the_last_of(socket)
     assert last["type"] == "error"
@@ -92,6 +92,14 @@ def test_who_does_not_read_is_let_go_and_the_run_goes_on(server, alice, session)
     with listen(server, session, ticket(alice, session)) as socket:
         run(alice, session, "print('again')")
         assert {"type": "output", "stream": "stdout", "text": "again\n"} in until(socket, "result")
+
+
+@pytest.mark.parametrize("code", ["print('x' * 5_000_000)", "for _ in range(200): print('x' * 25_000)"])
+def test_a_burst_is_no_sign_of_a_slow_client(server, alice, session, code):
+    with listen(server, session, ticket(alice, session), max_queue=1) as socket:
+        assert run(alice, session, code).json()["exit_code"] == 0  # and nothing is read before it has ended
+        told = until(socket, "result")
+    assert sum(len(event["text"]) for event in told if event["type"] == "output") >= 5_000_000
 
 
 def test_what_a_client_says_is_passed_over(server, alice, session):

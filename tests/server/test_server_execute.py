@@ -70,6 +70,48 @@ open("/tmp/elsewhere", "w").write("not this one")
     assert files["deep/b.bin"]["size"] == 256
 
 
+def test_files_with_odd_names_are_named_and_left_out(alice):
+    code = """
+import os
+os.makedirs(b'/tmp/output/dir-\\xff')
+for name in (b'new\\nline', b'\\xff\\xfe', b'\\xff\\xff', b'\\xed\\xa0\\x80', b'x' * 255, b'dir-\\xff/inside', b'ok'):
+    open(b'/tmp/output/' + name, 'w').close()
+"""
+    found = alice.post("/execute", json={"code": code}).json()
+    assert found["exit_code"] == 0, found["stderr"]
+    assert {file["path"].rpartition("/")[2] for file in found["files"]} == {"x" * 255, "ok"}
+    left = found["meta"]["files_left_out"]
+    names = {entry["path"].removeprefix("/tmp/output/") for entry in left}
+    assert names == {"new\\nline", r"\x1aff\x1afe", r"\x1aff\x1aff", r"\x1aed\x1aa0\x1a80", r"dir-\x1aff/inside"}
+    assert {entry["why"] for entry in left} == {"its name has control or direction characters"}
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+@pytest.mark.parametrize("in_session", [False, True])
+def test_what_is_no_file_is_named_and_left_out(alice, accept, in_session):
+    code = """
+import os
+os.symlink('/etc', '/tmp/output/link')
+os.mkfifo('/tmp/output/pipe')
+os.makedirs('/tmp/output/closed/d'); os.chmod('/tmp/output/closed', 0)
+"""
+    made = alice.post("/sessions", json={}).json()["session_id"] if in_session else None
+    path, body = f"/sessions/{made}/run" if in_session else "/execute", {"code": code}
+    if accept == "application/json":
+        found = alice.post(path, json=body).json()
+    else:
+        found = events_of(alice, accept, path, **body)[-1]
+    if in_session:
+        alice.delete(f"/sessions/{made}")
+    assert (found["files"], found["stderr"]) == ([], "")
+    left = {entry["path"].removeprefix("/tmp/output/"): entry["why"] for entry in found["meta"]["files_left_out"]}
+    assert left == {
+        "link": "a symbolic link, which is never followed",
+        "pipe": "a named pipe",
+        "closed": "a directory that cannot be looked into",
+    }
+
+
 def test_files_past_the_caps_are_named_and_left_out(alice):
     code = """
 open("/tmp/output/0big", "wb").write(bytes(6 << 20))
@@ -253,3 +295,11 @@ def leave(server, body: dict[str, Any]) -> None:
     with connect(server.url) as stream:
         stream.sendall(head(server.url, "POST /execute", *sent) + data)
         assert wait_until(lambda: waiting(server.process.pid) - before)
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/x-ndjson"])
+def test_a_proxy_is_asked_not_to_keep_events_back(alice, kind):
+    with alice.stream("POST", "/execute", json={"code": "1"}, headers={"Accept": kind}) as reply:
+        assert reply.headers["x-accel-buffering"] == "no"
+        reply.read()
+    assert "x-accel-buffering" not in alice.post("/execute", json={"code": "1"}).headers

@@ -153,3 +153,44 @@ def test_a_listing_of_what_is_no_directory_is_refused(alice, session):
     for directory, status in (("/workspace/f", 422), ("/workspace/none", 404), ("/etc", 422), ("a\\b", 422)):
         reply = alice.get(f"/sessions/{session}/files", params={"directory": directory})
         assert reply.status_code == status, directory
+
+
+@pytest.mark.parametrize("name", ["%ff", "%ed%a0%80", "%c3%28", "ok%fe"])
+def test_a_path_that_is_not_utf8_is_refused(alice, session, name):
+    reply = alice.put(f"/sessions/{session}/files/content?path=/workspace/{name}", content=b"a", headers=OCTETS)
+    assert (reply.status_code, reply.json()["code"]) == (400, "bad_request")
+    assert "UTF-8" in reply.json()["detail"]
+    assert alice.get(f"/sessions/{session}/files").json()["files"] == []
+    assert alice.get(f"/sessions/{session}{name}").status_code == 400
+
+
+def test_what_cannot_be_asked_for_is_told_beside_the_files(alice, session):
+    code = "import os; [open(b'/workspace/' + name, 'w').close() for name in (b'a\\xff', b'b\\n', b'ok')]"
+    ran = alice.post(f"/sessions/{session}/run", json={"code": code}).json()
+    assert ran["meta"]["files"]["created"] == [r"/workspace/a\x1aff", r"/workspace/b\n", "/workspace/ok"]
+    alice.post(f"/sessions/{session}/run", json={"code": "os.symlink('/etc', '/workspace/link')"})
+    listed = alice.get(f"/sessions/{session}/files").json()
+    assert [file["path"] for file in listed["files"]] == ["/workspace/ok"]
+    why = "its name has control characters or bytes that are not UTF-8"
+    assert listed["left_out"] == [
+        {"path": r"/workspace/a\x1aff", "why": why},
+        {"path": r"/workspace/b\n", "why": why},
+        {"path": "/workspace/link", "why": "a symbolic link, which is never followed"},
+    ]
+    assert "left_out" not in alice.get(f"/sessions/{session}/files", params={"directory": "/tmp"}).json()
+
+
+def test_what_is_told_beside_the_files_is_bounded(alice, session):
+    code = "import os; [os.symlink('x', f'/workspace/{number}') for number in range(150)]"
+    alice.post(f"/sessions/{session}/run", json={"code": code})
+    left_out = alice.get(f"/sessions/{session}/files").json()["left_out"]
+    assert len(left_out) == 101
+    assert left_out[-1] == {"path": "…", "why": "50 more"}
+
+
+def test_a_directory_of_nothing_but_links_can_be_listed(alice, session):
+    code = "import os; os.mkdir('d'); os.symlink('/etc', 'd/link'); os.symlink('d', 'link')"
+    alice.post(f"/sessions/{session}/run", json={"code": code})
+    listed = alice.get(f"/sessions/{session}/files", params={"directory": "/workspace/d"}).json()
+    assert (listed["files"], [entry["path"] for entry in listed["left_out"]]) == ([], ["/workspace/d/link"])
+    assert alice.get(f"/sessions/{session}/files", params={"directory": "/workspace/link"}).status_code == 422

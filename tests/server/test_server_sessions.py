@@ -12,6 +12,7 @@ import pytest
 from processes import LASTING, let_go, waiting
 from sockets import opened
 
+from running import TOKENS
 from support import wait_until
 
 NDJSON = {"Accept": "application/x-ndjson"}
@@ -186,7 +187,7 @@ def test_delete_ends_what_runs(server, alice):
 def test_sessions_are_bounded_for_a_token_and_in_all(start):
     tokens = [
         {"name": "a", "token": "a" * 20, "max_sessions": 1},
-        {"name": "b", "token": "b" * 20},
+        {"name": "b", "token": "b" * 20, "max_sessions": 2},
         {"name": "c", "token": "c" * 20, "max_sessions": 0},
     ]
     server = start("--max-sessions", "2", tokens=tokens)
@@ -204,8 +205,19 @@ def test_sessions_are_bounded_for_a_token_and_in_all(start):
         assert b.post("/sessions", json={}).status_code == 201
 
 
+def test_an_owner_leaves_sessions_for_the_others(start):
+    server = start("--max-sessions", "4")
+    with server.client("alice") as alice, server.client("bob") as bob:
+        made = [alice.post("/sessions", json={}) for _ in range(5)]
+        assert [each.status_code for each in made] == [201] * 3 + [429] * 2
+        assert "3 sessions here may be yours" in made[-1].json()["detail"]
+        assert bob.post("/sessions", json={}).status_code == 201
+        alice.delete(f"/sessions/{made[0].json()['session_id']}")
+        assert alice.post("/sessions", json={}).status_code == 201
+
+
 def test_many_sessions_at_once_never_pass_the_cap(start):
-    server = start("--max-sessions", "3")
+    server = start("--max-sessions", "3", tokens=[{"name": "alice", "token": TOKENS["alice"]}])
     with server.client() as client, ThreadPoolExecutor(8) as threads:
         made = list(threads.map(lambda _: client.post("/sessions", json={}).status_code, range(8)))
     assert sorted(made) == [201] * 3 + [503] * 5

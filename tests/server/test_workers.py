@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from processes import LASTING, all_gone, beneath, waiting
+from raw_http import exchange
 from sockets import listen, opened, ticket
 from websockets.exceptions import InvalidStatus
 
@@ -219,6 +220,55 @@ def test_a_worker_that_is_killed_gives_its_places_back(bounded: Running) -> None
     bounded.process.kill()
     assert all_gone(family)
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(ours)]
+
+
+@pytest.mark.parametrize("flags", [(), ("--instance", "two")])
+def test_what_a_killed_worker_had_has_ended_for_every_worker(start: Start, flags: tuple[str, ...]) -> None:
+    """Also once another has its name; what nobody here had is said to be elsewhere."""
+    running = start("--workers", "2", *flags)
+    lost = next(iter(_opened_on_both(running)))
+    instance = str(ids.instance_of("s", lost))
+    with running.client() as client:
+        opens = ticket(client, lost)
+    victim = _worker(running, instance)
+    os.kill(victim, signal.SIGKILL)
+    assert wait_until(lambda: "worker_ended" in running.log())
+    for _ in range(2):
+        asked = _each(running, lambda client: client.get(f"/sessions/{lost}"))
+        asked += _each(running, lambda client: client.post("/execute", json={"session_id": lost, "code": "1"}))
+        assert {(each.status_code, each.json()["code"]) for each in asked} == {(410, "session_ended")}
+        with pytest.raises(InvalidStatus) as refused, listen(running, lost, opens):
+            pass
+        assert refused.value.response.status_code in (401, 410)
+        told = _each(running, lambda client: client.post(f"/executions/x{lost[1:]}/cancel"))
+        assert {each.status_code for each in told} <= {404, 410}
+        if flags:  # whoever came in its place
+            assert wait_until(lambda: _is_there(running, instance))
+    elsewhere = _each(running, lambda client: client.get(f"/sessions/s_{instance}x_{'a' * 22}"))
+    assert {each.status_code for each in elsewhere} == {421}
+    assert '"level": "error"' not in running.log()
+
+
+def _is_there(running: Running, instance: str) -> bool:
+    with running.client() as client:
+        return bool(client.get("/info").json()["instance"] == instance)
+
+
+def test_a_bad_host_or_target_is_refused_also_where_another_worker_would_answer(start: Start) -> None:
+    running = start("--workers", "2", "--allow-host", "*")
+    made = next(iter(_opened_on_both(running)))
+    upgrade = (
+        *("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"),
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    )
+    ticket_of = f"{ids.instance_of('s', made)}.0123456789"
+    for _ in range(8):  # either worker may take each
+        for host in ("x:notaport", "[::1", "x:99999"):
+            found = exchange(running.url, f"GET /sessions/{made}/events?ticket={ticket_of}", f"Host: {host}", *upgrade)
+            assert found.status == 400
+        found = exchange(running.url, f"GET //x:y/%23?ticket={ticket_of}&a=[", *upgrade)
+        assert found.status in (400, 401)
+    assert '"level": "error"' not in running.log()
 
 
 def _left(directory: str | Path, pids: set[int]) -> list[str]:
