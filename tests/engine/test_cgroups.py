@@ -20,11 +20,12 @@ from fumehood.engine import cgroup_home, cgroups, diagnose
 from fumehood.engine.cgroup_home import Home, Unavailable
 from fumehood.engine.cgroups import Group, Groups
 from fumehood.engine.engine import shared
+from fumehood.engine.order import program
 from fumehood.engine.plan import Without
 from fumehood.engine.root import Root
 from fumehood.engine.zygotes import Zygote, ZygoteGone
 from fumehood.errors import IsolationUnavailable
-from fumehood.types import Command, Limits, Output
+from fumehood.types import Command, Exited, Limits, Output
 from support import HANG_S, wait_until
 
 SMALL = Limits(memory_bytes=32 << 20, processes=3)
@@ -283,7 +284,7 @@ def test_a_refused_process_is_seen_and_clearing_ends_the_rest(group: Group) -> N
 def test_a_group_is_free_when_its_occupant_is_gone(group: Group) -> None:
     assert group.is_free()
     with waiting_child("") as child:
-        group.occupy(os.pidfd_open(child.pid), until_cleared=False)
+        group.occupy(os.pidfd_open(child.pid))
         assert not group.is_free()
         go(child)
         assert group.is_free(HANG_S)
@@ -292,7 +293,8 @@ def test_a_group_is_free_when_its_occupant_is_gone(group: Group) -> None:
 
 def test_a_group_that_nothing_holds_together_is_free_only_when_cleared(group: Group) -> None:
     with waiting_child("") as child:
-        group.occupy(os.pidfd_open(child.pid), until_cleared=True)
+        group.hold()
+        group.occupy(os.pidfd_open(child.pid))
         go(child)
         assert not group.is_free(0.1)
         group.clear()
@@ -313,7 +315,7 @@ def test_there_are_as_many_groups_as_cells_alive_at_once(groups: Groups) -> None
     assert one is not None
     assert groups.free() is one, "nobody is in it"
     with waiting_child("") as child:
-        one.occupy(os.pidfd_open(child.pid), until_cleared=False)
+        one.occupy(os.pidfd_open(child.pid))
         two = groups.free()
         assert two is not None
         assert two is not one
@@ -391,6 +393,37 @@ def test_a_group_is_free_when_its_zygote_dies_before_it_answers(level: str, monk
         with pytest.raises(ZygoteGone):
             root.make_cell(Limits())
         assert [group.is_free() for group in root.zygote.groups._groups] == [True]
+    finally:
+        root.close()
+
+
+USE_UP = {
+    "processes": "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(3600)",
+    "memory": "held = bytearray(1 << 30)",
+}
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("reason", USE_UP)
+def test_the_next_cell_does_not_take_what_the_last_one_met(reason: str) -> None:
+    """Its host may come late to read the end of a program, after the next cell has been made."""
+    command = Command(("python", "main.py"), USE_UP[reason].encode())
+    root = Root("sealed", False, None, Without())
+    try:
+        cell = root.make_cell(Limits(memory_bytes=64 << 20, processes=16))
+        assert cell.wait_ready(HANG_S), cell.failure
+        cell.feed(program(command, root.environment_of(cell)), b"")
+        assert cell.is_gone(HANG_S)
+        following = root.make_cell(Limits())
+        assert following._group is not cell._group
+        event = cell.read(HANG_S)
+        while isinstance(event, Output):
+            event = cell.read(HANG_S)
+        assert isinstance(event, Exited)
+        assert event.reason == reason
+        cell.close()
+        following.close()
+        assert [group.is_free() for group in root.zygote.groups._groups] == [True, True]
     finally:
         root.close()
 

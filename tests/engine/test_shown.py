@@ -212,12 +212,13 @@ def test_closing_leaves_neither_descriptor_nor_directory_and_frees_the_group(ran
 
 def test_a_group_is_nobody_elses_while_the_files_are_held(ran):
     cell, _ = ran("open(out + 'a', 'wb').write(bytes(8 << 20))")
-    if cell._group is None:
+    group = cell._group
+    if group is None:
         pytest.skip("no control groups here")
     assert cell.is_gone(HANG_S)
-    assert not cell._group.is_free()
+    assert not group.is_free()
     cell.close()
-    assert wait_until(cell._group.is_free)
+    assert wait_until(group.is_free)
 
 
 def test_a_cell_that_does_not_show_has_nothing_to_read(engine):

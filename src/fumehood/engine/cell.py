@@ -275,8 +275,7 @@ class Cell:
         _open.discard(self)
         self.end()
         self._let_go()
-        if self.shows and self._sealed and self._group is not None:
-            self._group.release()  # at the other levels it is cleared
+        self._release_group()
         self._call_when_closed()
 
     def _call_when_closed(self) -> None:
@@ -436,11 +435,19 @@ class Cell:
         self._read_rest(MAX_LEFT)
         if self._group is not None and not self._was_alone:
             exited = exited._replace(cpu_s=max(exited.cpu_s, self._group.take_cpu_s()))
+        if not self.shows:
+            self._release_group()
         if self._lost is not None:
             self._events.clear()
         else:
             self._events.append(exited)
         self._ended = True
+
+    def _release_group(self) -> None:
+        """Only now, with all that it counted read: the next cell counts from there. An unsealed cell's is cleared."""
+        if self._sealed and self._group is not None and not self._shares_group:
+            self._group.release()
+            self._group = None
 
     def _read_rest(self, most: int) -> None:
         for fd in self._names:

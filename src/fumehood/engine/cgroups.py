@@ -60,9 +60,8 @@ class Group:
         """What held it is gone: free with its last process."""
         self._held = False
 
-    def occupy(self, pidfd: int, *, until_cleared: bool) -> None:
+    def occupy(self, pidfd: int) -> None:
         self._occupant = pidfd
-        self._held = until_cleared
 
     def is_there(self) -> bool:
         """Whether nobody has removed it under us."""

@@ -188,7 +188,7 @@ class Zygote:
     ) -> Group | None:
         """Have `cell` born; its setup goes on while the caller does. `shared`: the group of its volume.
 
-        The files of a cell that shows them are charged to its group, which is nobody else's until they are gone.
+        Its group is nobody else's until the cell has read what it counted and the files that it shows are gone.
         """
         group = shared
         try:
@@ -204,7 +204,7 @@ class Zygote:
                 pidfd = self._wait_born(self._orders)
                 cell.born(pidfd)
                 if group is not None and not is_shared:
-                    group.occupy(os.dup(pidfd), until_cleared=cell.shows or not self._seals)
+                    group.occupy(os.dup(pidfd))
         except OSError as error:
             cell.close()
             said = exhausted(error)
@@ -342,7 +342,8 @@ class Zygote:
             except OSError:
                 pass
             if group is not None:
-                group.occupy(os.dup(pidfd), until_cleared=False)
+                group.occupy(os.dup(pidfd))
+                group.release()
             os.close(pidfd)
 
     def _said(self) -> str:
