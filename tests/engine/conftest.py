@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from process_view import roots
 
+from fumehood.engine import engine as engines
 from support import HANG_S
 
 PATIENCE = (
@@ -31,6 +33,15 @@ PATIENCE = (
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PATIENCE:
         monkeypatch.setattr(name, HANG_S)
+
+
+@pytest.fixture
+def own_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What earlier tests keep ready for a quiet minute is theirs."""
+    monkeypatch.setattr(engines, "_engines", {})
+    yield
+    for root in roots():
+        root.close()
 
 
 @pytest.fixture

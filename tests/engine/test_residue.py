@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import pytest
 from process_view import descendants, descriptors, groups, nameless_groups, processes, roots, waiting_cells
 
 from fumehood import get_sandbox
-from fumehood.engine import engine as engines
 from fumehood.errors import IsolationUnavailable
 from support import HANG_S, wait_until
+
+pytestmark = pytest.mark.usefixtures("own_engine")
 
 WARM_UP = 20
 GROWTH_BYTES = 20 << 20
@@ -64,15 +64,6 @@ def _own_temporary_directory(public_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Others on this machine may be at it too."""
     public_path.chmod(0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(public_path))
-
-
-@pytest.fixture(autouse=True)
-def _own_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What earlier tests keep ready for a quiet minute is theirs."""
-    monkeypatch.setattr(engines, "_engines", {})
-    yield
-    for root in roots():
-        root.close()
 
 
 def rss_bytes() -> int:

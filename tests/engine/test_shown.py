@@ -196,6 +196,7 @@ def test_the_program_holds_no_descriptor_of_ours(ran):
     assert read(cell, "held") == b"[]"
 
 
+@pytest.mark.usefixtures("own_engine")
 def test_closing_leaves_neither_descriptor_nor_directory_and_frees_the_group(ran, engine):
     ran("")[0].close()
     before = descriptors()
