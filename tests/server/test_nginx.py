@@ -136,7 +136,8 @@ def test_events_come_as_they_happen(site: Site) -> None:
 
 def test_who_leaves_ends_its_program(site: Site) -> None:
     with site.client() as client, client.stream("POST", "/execute", json=LASTING, headers=NDJSON) as said:
-        assert "started" in next(said.iter_lines())
+        lines = said.iter_lines()  # kept: a client whose iterator is gone closes its connection
+        assert "started" in next(lines)
         assert wait_until(lambda: len(waiting(site.server.process.pid)) == 1)
     assert wait_until(lambda: not waiting(site.server.process.pid))
 
