@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import functools
 import gc
 import os
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,27 @@ def open_path() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="open-") as made:
         os.chmod(made, 0o755)
         yield Path(made)
+
+
+@pytest.fixture
+def few_descriptors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For processes that may open few: they may pass none on while others of their user have as many on their way."""
+    with _descriptors_in_flight(tmp_path_factory, fcntl.LOCK_SH):
+        yield
+
+
+@pytest.fixture
+def many_descriptors_in_flight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For who has that many: never beside a test with `few_descriptors`, in whichever worker."""
+    with _descriptors_in_flight(tmp_path_factory, fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
+def _descriptors_in_flight(tmp_path_factory: pytest.TempPathFactory, how: int) -> Iterator[None]:
+    with open(tmp_path_factory.getbasetemp().parent / "in-flight.lock", "w") as lock:
+        fcntl.flock(lock, how)
+        yield
 
 
 @pytest.fixture(autouse=True)

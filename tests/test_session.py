@@ -674,6 +674,7 @@ def test_a_start_without_descriptors_is_tried_again_and_may_be_skipped():
         open_session(Failing(9, OSError(errno.EIO, os.strerror(errno.EIO))), start_retries=0).run("x")
 
 
+@pytest.mark.usefixtures("few_descriptors")
 def test_a_process_without_descriptors_is_told_so():
     program = """
 import os, resource

@@ -17,6 +17,8 @@ from fumehood.engine import frames, lend
 from fumehood.errors import EngineFailed
 from support import HANG_S
 
+pytestmark = pytest.mark.usefixtures("few_descriptors")
+
 PROGRAM = Path(__file__).with_name("out_of_descriptors.py")
 
 

@@ -32,6 +32,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.usefixtures("few_descriptors")
 @pytest.mark.parametrize("level", ["sealed", "process"])
 @pytest.mark.parametrize("hard", [256, 1024], ids=["held", "raised"])
 def test_a_crowd_is_served_whatever_the_limit_of_descriptors(hard: int, level: str) -> None:

@@ -922,7 +922,7 @@ def starts_a_process(sandbox: Any) -> bool:
     "limits of what the kernel counts per user, by number and by namespace", without="it would starve the machine"
 )
 @pytest.mark.parametrize("work", [floods_pending_signals, floods_descriptors_in_flight, floods_inotify, floods_pipes])
-@pytest.mark.usefixtures("usual_open_files")
+@pytest.mark.usefixtures("usual_open_files", "many_descriptors_in_flight")
 def test_a_greedy_cell_does_not_starve_its_neighbours(work: Callable[[], None]) -> None:
     kind: dict[str, Any] = {"isolation": "sealed", "require": "sealed", "store_code": "never"}
     with get_sandbox(**kind) as sandbox, flooding(sandbox, work):
