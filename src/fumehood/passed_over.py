@@ -4,6 +4,7 @@ from __future__ import annotations
 
 OTHER = "not a regular file"
 FILE = "a file, not a directory"
+UNREADABLE = "a file that may not be opened"
 MORE = "more is there than one listing takes"
 WHYS = {
     "": "",
@@ -13,6 +14,7 @@ WHYS = {
     "device": "a device",
     "other": OTHER,
     "file": FILE,
+    "unreadable": UNREADABLE,
     "closed": "a directory that cannot be looked into",
     "deep": "a directory too deep to be looked into",
     "more": MORE,

@@ -185,6 +185,41 @@ def test_a_directory_that_may_not_be_entered_is_named(files, tree, monkeypatch):
     assert not files.has_nothing("/tmp/closed")
 
 
+def test_a_listing_says_which_files_a_reader_would_be_refused(files, tree, monkeypatch):
+    real = os.open
+
+    def opened(path, flags, mode=0o777, *, dir_fd=None):
+        """As for somebody who is not root, who runs this test as well."""
+        fd = real(path, flags, mode, dir_fd=dir_fd)
+        if not flags & (os.O_PATH | os.O_CREAT) and not os.fstat(fd).st_mode & 0o400:
+            os.close(fd)
+            raise PermissionError(13, "Permission denied")
+        return fd
+
+    modes = {"none": 0, "others": 0o044, "owner": 0o600, "read-only": 0o400, "all": 0o644}
+    for name, mode in modes.items():
+        (tree / "tmp" / name).write_text("text")
+        (tree / "tmp" / name).chmod(mode)
+    monkeypatch.setattr(guest_files.os, "open", opened)
+    found = files.beneath("/tmp")
+    assert others(found) == dict.fromkeys(["/tmp/none", "/tmp/others"], "a file that may not be opened")
+    for stat in found:
+        assert stat.size == 4
+        if stat.why:
+            assert kind_of(files.read, stat.path, 10) == "denied"
+        else:
+            assert files.read(stat.path, 10) == b"text"
+
+
+def test_what_replaces_a_file_that_nobody_may_read_can_be_read(files, tree):
+    for before, after in ((0, 0o400), (0o044, 0o444), (0o750, 0o750)):
+        (tree / "tmp/x").write_text("")
+        (tree / "tmp/x").chmod(before)
+        files.write("/tmp/x", b"new")
+        assert (tree / "tmp/x").stat().st_mode & 0o777 == after
+        (tree / "tmp/x").unlink()
+
+
 def test_a_file_that_is_taken_away_meanwhile_hides_no_other(files, tree, monkeypatch):
     for name in "abc":
         (tree / f"tmp/{name}").touch()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ALL_READ = 0o444
 _MAX_FOUND = 50_000  # files in a listing
 _MAX_LOOKED = 100_000  # entries of any kind that are looked at for it
 _MAX_NAMED = 8 << 20  # characters of all its paths
@@ -220,7 +221,9 @@ class Draft:
         if stat.S_ISDIR(before):
             raise _error(errno.EISDIR)
         self._name = name
-        self._mode = stat.S_IMODE(before) & 0o777 if mode is None and stat.S_ISREG(before) else mode
+        self._mode = mode
+        if mode is None and stat.S_ISREG(before):
+            self._mode = stat.S_IMODE(before) & 0o777 | stat.S_IRUSR  # what was sent can be fetched
         self._temporary: str | None = f".{os.urandom(8).hex()}.part"
         self._fd = os.open(self._temporary, _NEW, 0o600, dir_fd=directory)
         self._directory = directory
@@ -306,7 +309,8 @@ class _Walk:
         if len(place) > _MAX_PATH:
             place = f"{place[:_MAX_PATH]}{_NO_TEXT}{status.st_ino}"  # one for each
         if stat.S_ISREG(status.st_mode):
-            self._found.append((place, status.st_size, _version(status), ""))
+            what = "unreadable" if _is_refused(entry.name, parent, status.st_mode) else ""
+            self._found.append((place, status.st_size, _version(status), what))
             self._named += len(place)
         else:
             self._tell(place, "deep" if is_directory else _what(status), status)
@@ -355,6 +359,19 @@ def _make(name: bytes, directory: int) -> None:
         os.mkdir(name, 0o700, dir_fd=directory)
     except FileExistsError:
         pass  # the program was faster
+
+
+def _is_refused(name: str, directory: int, mode: int) -> bool:
+    """Whether a reader would be: who that is decides, not the mode alone."""
+    if mode & _ALL_READ == _ALL_READ:
+        return False
+    try:
+        os.close(os.open(name, _READ, dir_fd=directory))
+    except PermissionError:
+        return True
+    except OSError:
+        pass  # gone, or something else by now
+    return False
 
 
 def _mode(name: bytes, directory: int) -> int:
