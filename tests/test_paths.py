@@ -6,7 +6,7 @@ import pytest
 
 from fumehood import BadArgument, FileError
 from fumehood.backends.base import Places
-from fumehood.paths import checked, checked_directory
+from fumehood.paths import checked, checked_directory, refusal
 
 INSIDE = Places()
 REAL = Places("/tmp/fumehood-1/work", "/tmp/fumehood-1/tmp")
@@ -47,6 +47,19 @@ def test_a_path_that_is_too_long_is_refused(path):
     with pytest.raises(FileError, match="Invalid path: longer") as caught:
         checked(path, INSIDE)
     assert caught.value.kind == "invalid"
+
+
+@pytest.mark.parametrize("name", ["a\\b", "..\\x", "\\", "d\\/x"])
+def test_a_path_with_a_backslash_is_refused(name):
+    assert refusal_of(f"/tmp/{name}") == ("Invalid path: its name has a backslash", "invalid")
+
+
+NAMES = ["a", "ü ö", "...", "-rf", "a\nb", "\x1aff", "\u2028", "\ud800", "a\\b", "x" * 255, "x" * 256, "d/" * 600 + "x"]
+
+
+@pytest.mark.parametrize("path", [f"/workspace/{name}" for name in NAMES])
+def test_what_is_refused_is_what_a_listing_says_cannot_be_asked_for(path):
+    assert (refusal_of(path) != path) == (refusal(path) is not None)
 
 
 @pytest.mark.parametrize("path", [None, 5, b"/tmp/a", ["/tmp/a"]])

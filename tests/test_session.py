@@ -264,6 +264,20 @@ def test_files_are_written_read_edited_and_listed():
         session.files("/tmp/none")
 
 
+@pytest.mark.parametrize("name", ["a\\b", "a\nb", "d" * 256, "d/" * 600 + "x"])
+def test_what_read_refuses_is_not_listed_and_is_a_file_all_the_same(name):
+    session, fake = opened()
+    session.write("/workspace/a", "")
+    path = f"/workspace/{name}"
+    fake.sandboxes[0].files[path] = b""
+    assert len(session.run("x").meta["files"]["created"]) == 1
+    for directory in (None, "/workspace"):
+        assert [stat.path for stat in session.files(directory)] == ["/workspace/a"]
+    with pytest.raises(FileError) as caught:
+        session.read(path)
+    assert caught.value.kind == "invalid"
+
+
 def test_what_the_caller_wrote_is_not_reported_as_the_programs():
     session, _ = opened()
     session.write("/tmp/a", "1")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .backends.base import Sandbox
 from .errors import FileError
-from .paths import plain, shown
+from .paths import plain, refusal, shown
 from .types import FileStat
 
 MAX_FILES = 20
@@ -68,6 +68,8 @@ class Handed:
     def _refusal(self, stat: FileStat) -> str | None:
         if not plain(stat.path):
             return "its name has control or direction characters"
+        if why := refusal(stat.path):
+            return why
         if stat.size > MAX_FILE_BYTES:
             return f"larger than {MAX_FILE_BYTES // 1_048_576} MB"
         if self.size + stat.size > MAX_BYTES:

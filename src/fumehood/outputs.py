@@ -15,8 +15,8 @@ from .copies import Copies
 from .errors import FileError
 from .handed import Handed
 from .offload import offload
-from .passed_over import FILE, MORE
-from .paths import shown
+from .passed_over import FILE, MORE, UNREADABLE
+from .paths import refusal, shown
 from .thread_pool import aside
 from .types import FileStat
 
@@ -60,7 +60,7 @@ def compare(before: Listing, after: Listing) -> Difference:
 class Seen(NamedTuple):
     """What is in a sandbox beside the datasets."""
 
-    files: Listing
+    files: Listing  # regular ones; with a `why`, what cannot be read
     others: list[FileStat]  # that are no regular files, or were not looked into
 
 
@@ -69,7 +69,7 @@ async def listing(sandbox: Sandbox) -> Seen:
     seen = Seen({}, [])
     for directory in (places.workspace, places.tmp):
         for stat in await sandbox.list(directory):
-            if not stat.why:
+            if stat.why in ("", UNREADABLE):
                 seen.files[stat.path] = stat
             elif len(seen.others) < _MAX_OTHERS:
                 seen.others.append(stat)
@@ -79,6 +79,15 @@ async def listing(sandbox: Sandbox) -> Seen:
 async def in_order(found: list[FileStat]) -> list[FileStat]:
     """Files before what is none; first of all that there are more."""
     return _in_order(found) if len(found) <= _FEW else await offload(_in_order, found)
+
+
+async def for_readers(found: list[FileStat]) -> list[FileStat]:
+    """The same, with a `why` for each that would be refused to who asks for it."""
+    return _for_readers(found) if len(found) <= _FEW else await offload(_for_readers, found)
+
+
+def _for_readers(found: list[FileStat]) -> list[FileStat]:
+    return _in_order([stat._replace(why=stat.why or refusal(stat.path) or "") for stat in found])
 
 
 def _in_order(found: list[FileStat]) -> list[FileStat]:
@@ -236,6 +245,8 @@ class Outputs:
 
     def _never(self, stat: FileStat, root: str) -> str | None:
         """Why this file cannot be copied, now or later."""
+        if stat.why:
+            return stat.why
         if stat.size > MAX_FILE_BYTES:
             return f"larger than {MAX_FILE_BYTES // 1_048_576} MB"
         try:

@@ -44,11 +44,20 @@ def shape(path: object) -> str:
         raise BadArgument(f"path must be a str such as '/workspace/a.py', not {type(path).__name__}")
     if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/")) or not printable(path):
         raise FileError(INVALID, kind="invalid")
-    if len(path.encode()) > _MAX_BYTES or any(len(part.encode()) > _MAX_PART_BYTES for part in path.split("/")):
-        raise FileError(
-            f"Invalid path: longer than {_MAX_BYTES} bytes, or {_MAX_PART_BYTES} between two slashes", kind="invalid"
-        )
+    if why := refusal(path):
+        raise FileError(f"Invalid path: {why}", kind="invalid")
     return str.__str__(path)
+
+
+def refusal(path: str) -> str | None:
+    """Why nobody can ask for what lies at this path, if so: what is refused to readers is listed with these words."""
+    if not printable(path):
+        return "its name has control characters or bytes that are not UTF-8"
+    if "\\" in path:
+        return "its name has a backslash"
+    if len(path.encode()) > _MAX_BYTES or any(len(part.encode()) > _MAX_PART_BYTES for part in path.split("/")):
+        return f"longer than {_MAX_BYTES} bytes, or {_MAX_PART_BYTES} between two slashes"
+    return None
 
 
 def plain(name: str) -> bool:

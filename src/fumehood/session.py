@@ -18,8 +18,7 @@ from .errors import BadArgument, FileError
 from .fallback import open_chosen
 from .handed import Handed
 from .offload import is_small, offload
-from .one_line import printable
-from .outputs import in_order, listing
+from .outputs import for_readers, listing
 from .planning import Plan
 from .requirements import parse
 from .streaming import Stream
@@ -268,11 +267,7 @@ async def listed(session: AsyncSession, directory: str | None = None) -> list[Fi
             found = await sandbox.list(where)
             if where not in sandbox.places.all and all(stat.why for stat in found):
                 await _check_directory(sandbox, where)
-        return await in_order([stat if printable(stat.path) else _unnamable(stat) for stat in found])
-
-
-def _unnamable(stat: FileStat) -> FileStat:
-    return stat._replace(why=stat.why or "its name has control characters or bytes that are not UTF-8")
+        return await for_readers(found)
 
 
 def with_settings(

@@ -180,6 +180,53 @@ def test_what_cannot_be_asked_for_is_told_beside_the_files(alice, session):
     assert "left_out" not in alice.get(f"/sessions/{session}/files", params={"directory": "/tmp"}).json()
 
 
+ODD = r"""
+import os
+for top in ('/workspace', '/tmp/output'):
+    os.chdir(top)
+    for name in (b'a\\b', b'..\\x', b'\\', b'a\nb', b'\xff', b'\x7f', b' x ', b'...', b'%2e%2e', b'ok'):
+        open(name, 'w').close()
+    open('none', 'w').close(); os.chmod('none', 0)
+    open('private', 'w').close(); os.chmod('private', 0o600)
+    for _ in range(8):
+        os.mkdir('d' * 200); os.chdir('d' * 200); open('f', 'w').close()
+"""
+
+
+def test_each_file_that_is_listed_can_be_had_and_no_other(alice, session):
+    ran = alice.post(f"/sessions/{session}/run", json={"code": ODD}).json()
+    assert ran["stderr"] == ""
+    for directory in ("/workspace", "/tmp/output"):
+        listed = alice.get(f"/sessions/{session}/files", params={"directory": directory}).json()
+        names = {file["path"].removeprefix(f"{directory}/") for file in listed["files"]}
+        assert {name for name in names if "dd" not in name} == {" x ", "...", "%2e%2e", "ok", "private"}
+        for file in listed["files"]:
+            assert get(alice, session, file["path"]).status_code == 200, file
+        for entry in listed["left_out"]:
+            assert get(alice, session, entry["path"]).status_code in (404, 422), entry
+        why = {entry["path"].removeprefix(f"{directory}/"): entry["why"] for entry in listed["left_out"]}
+        assert {why.pop(name) for name in ("a\\b", "..\\x", "\\")} == {"its name has a backslash"}
+        assert why.pop("none") == "a file that may not be opened"
+        assert len(names) + len(listed["left_out"]) == 20
+        if directory == "/tmp/output":
+            assert [file["path"] for file in ran["files"]] == [file["path"] for file in listed["files"]]
+            left_out = ran["meta"]["files_left_out"]
+            assert {entry["path"] for entry in left_out} == {entry["path"] for entry in listed["left_out"]}
+
+
+def test_a_file_whose_rights_are_gone_is_neither_deleted_nor_lost_to_who_replaces_it(alice, session):
+    put(alice, session, "/workspace/f", b"old")
+    ran = alice.post(f"/sessions/{session}/run", json={"code": "import os; os.chmod('f', 0)"}).json()
+    assert ran["meta"]["files"] == {"created": [], "changed": ["/workspace/f"], "deleted": []}
+    assert (get(alice, session, "/workspace/f").status_code, put(alice, session, "/workspace/f").status_code) == (
+        422,
+        200,
+    )
+    assert get(alice, session, "/workspace/f").content == b"0123456789"
+    listed = alice.get(f"/sessions/{session}/files").json()
+    assert ([file["path"] for file in listed["files"]], "left_out" in listed) == (["/workspace/f"], False)
+
+
 def test_what_is_told_beside_the_files_is_bounded(alice, session):
     code = "import os; [os.symlink('x', f'/workspace/{number}') for number in range(150)]"
     alice.post(f"/sessions/{session}/run", json={"code": code})
