@@ -9,6 +9,9 @@ import httpx2
 import pytest
 from raw_http import Answer, exchange
 
+from fumehood.server.options import ServerOptions
+from fumehood.server.origins import host_allowed
+from fumehood.server.problems import Problem
 from running import TOKENS, Running
 from support import HANG_S, wait_until
 
@@ -100,6 +103,32 @@ def test_a_host_that_is_none_is_bad_also_where_any_is_allowed(start: Callable[..
     for host in ("x", "x:1", "X.example:65535", "[::1]", "[::1]:80", "127.0.0.1:8080", "a_b-c.example", "%41"):
         assert exchange(running.url, "GET /info", f"Host: {host}", AUTH).status == 200, host
     assert '"level": "error"' not in running.log()
+
+
+ASKED = ["localhost", "127.0.0.1", "[::1]", "10.1.2.3", "[fe80::1]", "x.example"]
+OPTIONS = {
+    "a Unix socket": (ServerOptions(unix_socket="/s"), 3),
+    "beyond loopback": (ServerOptions(host="0.0.0.0"), 5),
+    "any name": (ServerOptions(allowed_hosts=("*",)), 6),
+}
+
+
+@pytest.mark.parametrize("port", ["", ":0", ":65535", ":", ":x", ":65536", ":-1", ":\xb2", ":1:2", ":8o"])
+@pytest.mark.parametrize(("options", "served"), OPTIONS.values(), ids=OPTIONS)
+def test_a_port_that_is_none_is_bad_behind_a_name_and_behind_an_address(
+    options: ServerOptions, served: int, port: str
+) -> None:
+    def outcome(name: str) -> bool | str:
+        try:
+            return host_allowed(name + port, options)
+        except Problem as problem:
+            return problem.code
+
+    found = [outcome(name) for name in ASKED]
+    if port in ("", ":0", ":65535"):
+        assert found == [True] * served + [False] * (6 - served)
+    else:
+        assert True not in found
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])

@@ -18,15 +18,21 @@ _MAX_PORT = 65535
 
 def host_allowed(host: str, options: ServerOptions) -> bool:
     """A name that leads here by DNS rebinding is none of ours; an address cannot be rebound."""
-    name, port = _split(host.lower(), "443" if options.tls_cert else "80")
-    allowed = {each.lower() for each in options.allowed_hosts}
-    if allowed & {"*", host.lower(), name}:
-        if host and not _is_host(host.lower()):
-            raise Problem("bad_request", "this Host is neither a name nor an address, with or without a port")
-        return bool(host)
+    host = host.lower()
+    if not host or not _is_ours(host, options):
+        return False
+    if not _is_host(host):
+        raise Problem("bad_request", "this Host is neither a name nor an address, with or without a port")
+    return True
+
+
+def _is_ours(host: str, options: ServerOptions) -> bool:
+    name, port = _split(host, "443" if options.tls_cert else "80")
+    if {each.lower() for each in options.allowed_hosts} & {"*", host, name}:
+        return True
     if options.loopback:
-        is_ours = name in ("127.0.0.1", "localhost", "[::1]", options.host)
-        return is_ours and (bool(options.unix_socket) or port == str(options.port))
+        is_named = name in ("127.0.0.1", "localhost", "[::1]", options.host)
+        return is_named and (bool(options.unix_socket) or port == str(options.port))
     return name == "localhost" or _is_address(name)
 
 
