@@ -123,9 +123,10 @@ def test_a_port_that_is_taken_is_told(server: Running, capfd: Any) -> None:
     assert (code, "try another --port" in err) == (2, True)
 
 
-def test_an_address_of_another_machine_is_told() -> None:
-    with pytest.raises(BadArgument, match="give --host an address of this machine"):
-        with listen(ServerOptions(host="192.0.2.1", port=0)):
+@pytest.mark.parametrize("host", ["192.0.2.1", "::1%none"])
+def test_an_address_that_is_not_of_this_machine_is_told(host: str) -> None:
+    with pytest.raises(BadArgument, match=r"[a-z)]; give --host an address of this machine, or its name$"):
+        with listen(ServerOptions(host=host, port=0)):
             pass
 
 

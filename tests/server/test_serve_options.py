@@ -122,6 +122,15 @@ def test_a_value_is_what_is_written(tmp_path: Path) -> None:
         ("unix-socket: s\nsocket-mode: 8", "'8' is not a mode of three octal digits"),
         ("grace: .inf", "seconds greater than 0"),
         ("instance: a/b", "letters, digits"),
+        ('instance: "a\\0b"', "letters, digits"),
+        ('host: "127.0.0.1\\0x"', r"host: '127.0.0.1\x00x' is neither an address of this machine"),
+        ('host: "::1%\\0"', "host: "),
+        ("host: ''", "host: it has no value"),
+        ('allow-host: "a\\0"', "NAME or NAME:PORT"),
+        ('trusted-proxy: "10.0.0.1\\0"', "is no address, no network"),
+        ('unix-socket: "/tmp/a\\0x"', r"unix-socket: '/tmp/a\x00x' is not a path"),
+        ('token-file: "/tmp/a\\nx"', r"token-file: '/tmp/a\nx' is not a path"),
+        ('tls-cert: "/tmp/\\e[2J"\ntls-key: k', "tls-cert: "),
         ("tls-cert: c", "--tls-key is missing"),
         ("unix-socket: s\nport: 1", "--port is for a port"),
         ("port: 1\nport: 2", "sets 'port' twice"),
@@ -135,6 +144,67 @@ def test_a_file_that_is_wrong_is_told(text: str, told: str, tmp_path: Path) -> N
         _read(file, text)
     assert told in str(caught.value)
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        *((host, host) for host in ("127.0.0.1", "::1", "0.0.0.0", "fe80::1%eth0", "localhost", "a-b.example", "x_y")),
+        *(("[::1]", "::1"), ("[::ffff:127.0.0.1]", "::ffff:127.0.0.1")),
+    ],
+)
+def test_a_host_is_an_address_or_a_name(tmp_path: Path, written: str, host: str) -> None:
+    assert _read(tmp_path / "f", f"host: '{written}'").host == host
+    assert _read(tmp_path / "f", "", "--host", written).host == host
+
+
+def test_an_address_with_brackets_is_shown_with_one_pair(tmp_path: Path) -> None:
+    assert _read(tmp_path / "f", "", "--host", "[::1]", "--port", "1").address == "http://[::1]:1"
+
+
+NO_HOSTS = [
+    *("", " ", "a..b", ".", "-a", "a" * 64, "a." * 130, "http://127.0.0.1", "127.0.0.1:8080", "127.0.0.1 ", "a b"),
+    *(
+        "[::1",
+        "::1]",
+        "[[::1]]",
+        "[]",
+        "[127.0.0.1]",
+        "[::1]:80",
+        ":::",
+        "::1%",
+        "::1%\n",
+        "a\n",
+        "\xfc.example",
+        "\ud800",
+    ),
+]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_what_is_no_host_is_told_what_one_is(host: str, capfd: Any) -> None:
+    assert main(["serve", f"--host={host}"]) == 2
+    err = capfd.readouterr().err
+    assert "--host: " in err
+    assert "an address of this machine, such as 127.0.0.1 or ::1" in err
+
+
+@pytest.mark.parametrize("name", [*(option.name for option in OPTIONS if option.parse), "options-file"])
+def test_an_option_without_a_value_is_told(name: str, capfd: Any) -> None:
+    """As of a shell's variable that is not set."""
+    assert main(["serve", f"--{name}="]) == 2
+    out, err = capfd.readouterr()
+    assert (out, name in err) == ("", True)
+
+
+@pytest.mark.parametrize("name", [option.name for option in OPTIONS if option.metavar in ("F", "PATH")])
+def test_a_path_may_have_any_bytes_but_what_no_terminal_should_show(tmp_path: Path, name: str, capfd: Any) -> None:
+    for path in ("a\udcff", "\xfc b"):
+        args = _source(tmp_path / "f", f"--{name}", path)
+        assert args._given[name.replace("-", "_")] == path
+    for path in ("a\0", "a\n", "\x1b[2J", "\ud800", "\x9b"):
+        assert main(["serve", f"--{name}", path]) == 2
+        assert "is not a path" in capfd.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path, capfd: Any) -> None:

@@ -58,10 +58,18 @@ def test_everything_is_there(start: Start, path: str, workers: str) -> None:
             assert '"started"' in str(events.recv(HANG_S))
     for host, status in (("localhost", 200), ("localhost:81", 200), ("127.0.0.1", 200), ("evil.example", 403)):
         assert server.get("/healthz", headers={"Host": host}).status_code == status, host
+    for host in ("localhost:x", "localhost:", "127.0.0.1:99999", "[::1]:x", "[::1]:-1"):
+        assert server.get("/healthz", headers={"Host": host}).status_code == 400, host
     assert server.get("/info").status_code == 401
     assert server.stop() == 0
     assert {line["client"] for line in server.lines() if line["event"] == "request"} == {"unix"}
     assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_a_path_that_is_no_text_is_shown_as_one_can(start: Start, path: str) -> None:
+    server = start("--unix-socket", f"{path}\udcff")
+    assert server.socket == rf"{path}\udcff"
+    assert server.stop() == 0
 
 
 def test_a_mode_is_given_before_anybody_can_connect(start: Start, path: str) -> None:

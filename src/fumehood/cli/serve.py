@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadArgument, ConfigurationError, ExtraMissing, IsolationUnavailable
 from ..execution import hold_to
+from ..one_line import one_line
 from .run import add_sandbox_options, load_settings, open_sandbox
 from .serve_options import Source, add_options
 
@@ -86,7 +87,7 @@ def _source(args: argparse.Namespace) -> tuple[Source, ServerOptions, str | None
 def _shown(options: ServerOptions, token: str | None) -> str:
     """The address to open, with the token that was made for it."""
     if options.unix_socket:
-        return options.address + (f", token {token}" if token else "")
+        return one_line(options.address) + (f", token {token}" if token else "")
     return f"{options.address}/" + (f"#token={token}" if token else "")
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import difflib
 import ipaddress
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config_files import read_texts
 from ..errors import BadArgument, ConfigurationError, FumehoodError
+from ..one_line import printable
 
 if TYPE_CHECKING:
     from ..server.options import ServerOptions
 
 Parse = Callable[[str], Any]
 _MIB = 1024 * 1024
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,254}}\Z){_LABEL}(?:\.{_LABEL})*\.?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[\w.-]+)?", re.ASCII)
 _OF_SANDBOXES = {
     "backend": "SANDBOX_TYPE",
     "isolation": "SANDBOX_ISOLATION",
@@ -72,6 +77,23 @@ def _network(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{text!r} is an address within a network: write {whole}")
 
 
+def _host(text: str) -> str:
+    """As sockets take it: in a URL an IPv6 address has brackets, and may have them here."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if _is_ipv6(bare) or (bare == text and _NAME.fullmatch(text)):
+        return bare
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is neither an address of this machine, such as 127.0.0.1 or ::1, nor its name; the port is --port"
+    )
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return _IPV6.fullmatch(text) is not None and ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
 def _host_name(text: str) -> str:
     named = re.fullmatch(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", text, re.ASCII)
     if text != "*" and (named is None or int(named[1] or 0) > 65535):
@@ -86,14 +108,18 @@ def _mode(text: str) -> int:
 
 
 def _path(text: str) -> str:
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError("it is not a path")
+    try:
+        shown = os.fsencode(text).decode("utf-8", "replace")  # a name may have any bytes
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        shown = ""
+    if not shown or not printable(shown):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path")
     return text
 
 
 _TRUSTED = "a proxy's address or network, or unix: not bounded by that, and its X-Forwarded-For names the client"
 OPTIONS = (
-    Option("host", "H", str, "address to listen at; default 127.0.0.1"),
+    Option("host", "H", _host, "address to listen at; default 127.0.0.1"),
     Option("port", "P", _count(0, 65535), "default 8080; 0 = any free one"),
     Option("unix-socket", "PATH", _path, "listen at a Unix socket, in place of --host and --port"),
     Option("socket-mode", "MODE", _mode, "who may connect to that; default 600"),
@@ -121,7 +147,8 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All of them, and the file that may have them; those not given are None."""
-    parser.add_argument("--options-file", metavar="F", help="YAML of such options, which those given here replace")
+    given = "YAML of such options, which those given here replace"
+    parser.add_argument("--options-file", metavar="F", type=_path, help=given)
     for option in OPTIONS:
         if option.parse is None:
             parser.add_argument(f"--{option.name}", action="store_true", default=None, help=option.help)

@@ -42,7 +42,7 @@ def listen(options: ServerOptions) -> Iterator[socket.socket]:
 
 def _hint(options: ServerOptions, error: OSError) -> str:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return "give --host an address of this machine"
+        return "give --host an address of this machine, or its name"
     if not options.unix_socket:
         return "try another --port"
     if error.errno == errno.ENOENT:
@@ -54,9 +54,10 @@ def _hint(options: ServerOptions, error: OSError) -> str:
 
 def _at_port(host: str, port: int) -> socket.socket:
     """`localhost` is 127.0.0.1 alone."""
-    address = "127.0.0.1" if host == "localhost" else host.strip("[]")
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+    name = "127.0.0.1" if host == "localhost" else host
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    address = socket.getaddrinfo(name, port, family, socket.SOCK_STREAM)[0][4]  # create_server hides that there is none
+    listener = socket.create_server(address, family=family, backlog=BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else headers wait 40 ms for their body's sake
     return listener
 
