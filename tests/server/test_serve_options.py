@@ -199,7 +199,7 @@ def test_an_option_without_a_value_is_told(name: str, capfd: Any) -> None:
 
 @pytest.mark.parametrize("name", [option.name for option in OPTIONS if option.metavar in ("F", "PATH")])
 def test_a_path_may_have_any_bytes_but_what_no_terminal_should_show(tmp_path: Path, name: str, capfd: Any) -> None:
-    for path in ("a\udcff", "\xfc b"):
+    for path in map(os.fsdecode, (b"a\xff", b"\xc3\xbc b")):
         args = _source(tmp_path / "f", f"--{name}", path)
         assert args._given[name.replace("-", "_")] == path
     for path in ("a\0", "a\n", "\x1b[2J", "\ud800", "\x9b"):
