@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from . import wire
 from .problems import Problem
-from .state import Server
+from .state import Moment, Server
 
 BACKLOG_BYTES = 4 * 1024 * 1024  # waiting for one that takes nothing
 SLOW_S = 5.0  # for so long
@@ -135,20 +136,19 @@ class Hub:
         listener.drop()
 
 
-async def serve(
-    websocket: WebSocket, hub: Hub, stopping: asyncio.Event, removed: Callable[[], Awaitable[None]]
-) -> None:
+async def serve(websocket: WebSocket, hub: Hub, stopping: Moment, removed: Callable[[], Awaitable[None]]) -> None:
     """Until the session ends, the other end leaves, its token is removed or the server stops."""
     listener = hub.join()
     try:
         await websocket.accept()
         told = asyncio.ensure_future(_tell(websocket, listener))
         left = asyncio.ensure_future(_leaving(websocket))
-        stopped = asyncio.ensure_future(stopping.wait())
+        stopped = asyncio.get_running_loop().create_future()
         barred = asyncio.ensure_future(removed())
         tasks = (told, left, stopped, barred)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with stopping.telling(partial(stopped.set_result, None)):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not left.done():
                 with suppress(WebSocketDisconnect, RuntimeError):
                     await websocket.close(1001 if stopped.done() else 1008 if barred.done() else 1000)

@@ -10,11 +10,9 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from .options import ServerOptions
-from .problems import Problem, later
+from .problems import Problem, later, stopping
 from .quotas import Quotas
 from .tokens import Token
-
-_STOPPING = "the server is stopping: try another instance, or again"
 
 
 class _Waiting(NamedTuple):
@@ -67,7 +65,7 @@ class Gate:
         A quota that the operator wrote refuses at once; the default share only makes its owner wait.
         """
         if self.closed:
-            raise later("unavailable", _STOPPING, 5)
+            raise stopping()
         place = self.quotas.place(token, "executions", token.max_concurrent)
         if place is None:
             text = f"this token may have {token.max_concurrent} executions at a time; {self._load(token.name)}"
@@ -178,4 +176,4 @@ class Gate:
         queues, self._queues = self._queues, {}
         for place in (waiting.place for queue in queues.values() for waiting in queue):
             if not place.done():
-                place.set_exception(later("unavailable", _STOPPING, 5))
+                place.set_exception(stopping())

@@ -70,7 +70,7 @@ async def healthz(_: Call[Any, Any]) -> Health:
 
 
 async def readyz(call: Call[Any, Any]) -> Ready:
-    if call.server.stopping.is_set():
+    if call.server.stopping.is_set:
         raise later("unavailable", "the server is stopping", 5)
     if await call.server.part(Readiness).failure() is not None:
         raise later("unavailable", "no sandbox can be made: see the server's log and `fumehood doctor`", 5)

@@ -80,6 +80,10 @@ def later(code: str, detail: str, after_s: float) -> Problem:
     return Problem(code, detail, {"Retry-After": str(max(1, round(after_s)))})
 
 
+def stopping() -> Problem:
+    return later("unavailable", "the server is stopping: try another instance, or again", 5)
+
+
 # The first row that matches decides; without a text of ours, the error's own message is about the request alone.
 TABLE: tuple[tuple[type[Exception], str, str | None], ...] = (
     (errors.BadArgument, "validation", None),

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from .bodies import SMALL, Bodies, Downloads
 from .options import ServerOptions
-from .problems import Problem
+from .problems import Problem, stopping
 from .state import Call, ClientLeft, Server
 from .tokens import Token
 
@@ -201,15 +201,18 @@ async def read(server: Server, request: Request, max_bytes: int) -> bytes:
     if int(length) > max_bytes:
         raise _too_large(max_bytes)
     bodies.check(request.scope, int(length))
-    data = bytearray()
+    data, loop = bytearray(), asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(within_s):
-            async for chunk in request.stream():
-                if len(data) + len(chunk) > max_bytes:
-                    raise _too_large(max_bytes)
-                bodies.take(request.scope, len(chunk))
-                data += chunk
+        async with asyncio.timeout(within_s) as deadline:
+            with server.stopping.telling(lambda: deadline.reschedule(loop.time())):
+                async for chunk in request.stream():
+                    if len(data) + len(chunk) > max_bytes:
+                        raise _too_large(max_bytes)
+                    bodies.take(request.scope, len(chunk))
+                    data += chunk
     except TimeoutError:
+        if server.stopping.is_set:
+            raise stopping() from None
         raise Problem("request_timeout", f"the body took longer than {within_s:g} s") from None
     except ClientDisconnect:
         raise ClientLeft from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -51,8 +52,8 @@ class Server:
         self.gate = Gate(options)
         self.numbers = Numbers(self.gate, self.tokens)
         self.connections = Connections(options, self.numbers)
-        self.stopping = asyncio.Event()  # take no new work; a stream without a run ends now
-        self.ending = Ending()
+        self.stopping = Moment()  # take no new work; a stream without a run ends now
+        self.ending = Moment()  # the grace is over: whatever runs is cancelled
         self._parts: dict[type[Any], Part] = {}
 
     def reconfigure(self, now: InForce) -> None:
@@ -85,12 +86,23 @@ class Server:
             await aside(self.tracing.close)
 
 
-class Ending:
-    """When the grace is over whatever runs is cancelled. Not an asyncio.Event: each wait for one is a task."""
+class Moment:
+    """It comes once, and whoever asked for it is called. Not an asyncio.Event: each wait for one is a task."""
 
     def __init__(self) -> None:
         self.is_set = False
         self.told: set[Callable[[], None]] = set()
+
+    @contextmanager
+    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
+        """`tell` is called when it comes, or now where it has come."""
+        if self.is_set:
+            tell()
+        self.told.add(tell)
+        try:
+            yield
+        finally:
+            self.told.discard(tell)
 
     def set(self) -> None:
         self.is_set = True
