@@ -1,6 +1,7 @@
 """Runs a module as `python -m` does, for fumehood's server: with deadlines that only a hang reaches.
 
-A server of the tests may have a small share of a busy machine. What a test is about it sets by flags or settings.
+A server of the tests may have a small share of a busy machine. What a test is about it sets by flags or settings, or
+by NO_TOKEN_S: seconds for a connection that shows no token.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def _be_patient() -> None:
             assert isinstance(getattr(module, name), float), name
             setattr(module, name, _FOREVER_S)
     defaults = {**ServerOptions._field_defaults, **dict.fromkeys(_OPTIONS, _FOREVER_S)}
+    defaults["unauthenticated_s"] = float(os.environ.get("NO_TOKEN_S", _FOREVER_S))
     ServerOptions.__new__.__defaults__ = tuple(defaults.values())
     asyncio.create_subprocess_exec = _start_patient  # type: ignore[assignment]
 

@@ -30,6 +30,7 @@ from support import HANG_S, wait_until
 
 AUTH = f"Authorization: Bearer {TOKENS['alice']}"
 JSON = "Content-Type: application/json"
+BINARY = "Content-Type: application/octet-stream"
 KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 UPGRADE = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
 SOCKET = "GET /sessions/s_a_b/events"
@@ -45,6 +46,13 @@ def _asked(stream: socket.socket, url: str, line: str, *headers: str) -> Answer:
     with stream:
         stream.sendall(head(url, line, *headers))
         return answer(stream)
+
+
+class Read(asyncio.Transport):
+    """Whose client has read all."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +122,18 @@ def test_health_is_told_on_a_full_server_with_a_token_too(start: Callable[..., R
             assert answer(stream).status == 200
         assert [exchange(server.url, "GET /info", AUTH).status for _ in range(2)] == [503] * 2
         assert [exchange(server.url, "GET /healthz", *shown).status for shown in ((), (AUTH,))] == [200] * 2
+
+
+def test_who_shows_a_token_takes_the_place_of_one_that_shows_none(start: Callable[..., Running]):
+    server = start("--max-connections", "4")
+    with contextlib.ExitStack() as held:
+        silent = [held.enter_context(connect(server.url)) for _ in range(4)]  # they are taken in this order
+        for _ in range(3):
+            known = held.enter_context(connect(server.url))
+            known.sendall(head(server.url, "GET /info", AUTH))
+            assert answer(known).status == 200
+        told = answer(silent[0])  # it came first
+        assert (told.status, told.headers["retry-after"]) == (503, "1")
 
 
 def test_a_connection_counts_by_what_it_showed_last(narrow):
@@ -216,6 +236,38 @@ def test_an_upgrade_that_is_none_is_answered_and_logged(server, line, headers, b
     assert wait_until(lambda: sum(each.get("path") == path for each in server.lines()) > before)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/", "/execute", "/nothing"])
+def test_a_body_that_does_not_come_gives_no_more_time(start: Callable[..., Running], path: str):
+    server = start(env={"NO_TOKEN_S": "0.5"})
+    with connect(server.url) as stream:
+        stream.sendall(head(server.url, f"GET {path}", "Transfer-Encoding: chunked"))
+        assert closes(stream)
+    assert wait_until(lambda: server.number("fumehood_connections_without_token") == 0)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_body_that_does_not_come_does_not_hold_up_the_stop(start: Callable[..., Running], workers: str):
+    server = start("--workers", workers, "--grace", "3600")
+    kinds = (
+        ("GET /healthz", "Transfer-Encoding: chunked"),
+        ("POST /execute", AUTH, JSON, "Content-Length: 100"),
+        ("PUT /sessions/s_a_b/files/content?path=/workspace/a", AUTH, BINARY, "Content-Length: 100"),
+    )
+    with contextlib.ExitStack() as held:
+        streams = [held.enter_context(connect(server.url)) for _ in kinds]
+        for stream, kind in zip(streams, kinds, strict=True):
+            stream.sendall(head(server.url, *kind) + b"1")
+        assert exchange(server.url, "GET /healthz").status == 200
+        server.process.send_signal(signal.SIGTERM)
+        told = [answer(stream) for stream in streams]
+        assert server.process.wait(HANG_S) == 0
+    assert [(each.status, each.headers["retry-after"], each.json()["code"]) for each in told] == [
+        (503, "5", "unavailable")
+    ] * 3
+    assert not [line for line in server.lines() if line["level"] == "error"]
+    assert "Traceback" not in server.log()
+
+
 def test_a_held_upgrade_does_not_disturb_the_stop_nor_a_download(start: Callable[..., Running]):
     server, size = start(), 24 * 1024 * 1024
     with server.client() as client, contextlib.ExitStack() as streams:
@@ -279,6 +331,39 @@ def test_a_client_that_leaves_still_ends_its_program(start: Callable[..., Runnin
     assert wait_until(lambda: server.executions() == 0)
 
 
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("shuts", [False, True], ids=["closed", "half-closed before"])
+def test_a_client_that_leaves_in_another_request_ends_its_program_too(
+    start: Callable[..., Running], accept: str, shuts: bool
+):
+    """Of which nothing is read before the first one has been answered."""
+    server = start()
+    body = httpx2.Request("POST", "http://x", json=LASTING).content
+    with connect(server.url) as stream:
+        kind = (AUTH, JSON, f"Accept: {accept}", f"Content-Length: {len(body)}")
+        stream.sendall(head(server.url, "POST /execute", *kind) + body)
+        assert wait_until(lambda: len(waiting(server.process.pid)) == 1)
+        stream.sendall(head(server.url, "GET /healthz") * 3)
+        if shuts:
+            stream.shutdown(socket.SHUT_WR)
+            assert server.executions() == 1
+    assert wait_until(lambda: server.executions() == 0)
+
+
+def test_a_client_that_says_no_more_is_answered_all_that_it_asked_for(start: Callable[..., Running]):
+    server = start()
+    body = httpx2.Request("POST", "http://x", json=LASTING).content
+    with connect(server.url) as stream:
+        stream.sendall(head(server.url, "POST /execute", AUTH, JSON, f"Content-Length: {len(body)}") + body)
+        assert wait_until(lambda: len(waiting(server.process.pid)) == 1)
+        stream.sendall(head(server.url, "GET /healthz") * 3)
+        stream.shutdown(socket.SHUT_WR)
+        assert stream.recv(12) == b"HTTP/1.1 100"  # it is looked whether we still listen
+        let_go(waiting(server.process.pid))
+        said = b"".join(iter(lambda: stream.recv(65536), b""))
+    assert said.count(b"HTTP/1.1 200") == 4
+
+
 def test_a_half_closed_client_waits_as_long_as_its_program(start: Callable[..., Running]):
     server = start()
     body = httpx2.Request("POST", "http://x", json=LASTING).content
@@ -290,6 +375,30 @@ def test_a_half_closed_client_waits_as_long_as_its_program(start: Callable[..., 
         let_go(waiting(server.process.pid))
         said = b"".join(iter(lambda: stream.recv(65536), b""))
     assert b"done\\n" in said
+
+
+@pytest.mark.parametrize(
+    ("told", "client"),
+    [
+        ("2001:db8:1234::5", "2001:db8:1234::5"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2:3:4:5:6"),
+        ("[2001:db8::1234:5]:4711", "2001:db8::1234:5"),
+        ("[2001:db8::1]", "2001:db8::1"),
+        ("198.51.100.7", "198.51.100.7"),
+        ("198.51.100.7:4711", "198.51.100.7"),
+        ("::ffff:198.51.100.7", "198.51.100.7"),
+        ("198.51.100.7:4711, 192.0.2.1", "198.51.100.7"),
+        ("198.51.100.7, x198.51.100.8:1", "192.0.2.1"),
+        ("198.51.100.7:4711:8", "192.0.2.1"),
+    ],
+)
+def test_an_address_that_a_proxy_says_is_taken_whole(told: str, client: str):
+    async def ask() -> str:
+        options = ServerOptions(trusted_proxies=("192.0.2.1",))
+        connections = Connections(options, Numbers(Gate(options), Tokens()))
+        return connections.client(connections.open(Read(), "192.0.2.1", False), [told])
+
+    assert asyncio.run(ask()) == client
 
 
 def test_only_a_trusted_proxy_says_whose_request_it_is(start: Callable[..., Running]):
@@ -366,7 +475,7 @@ def test_clients_of_one_address_may_connect_first_and_ask_then(monkeypatch: pyte
         connections = Connections(options, Numbers(Gate(options), Tokens()))
 
         def come() -> None:
-            connections.open(None, "192.0.2.1", False).put_out = put_out.append  # type: ignore[arg-type]
+            connections.open(Read(), "192.0.2.1", False).put_out = put_out.append
 
         monkeypatch.setattr(connections_module, "_YOUNG_S", 3600.0)
         for _ in range(200):

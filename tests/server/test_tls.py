@@ -154,6 +154,17 @@ def test_the_time_of_a_handshake_is_bounded(start: Start, authority: Authority, 
     assert _refused(server, "the TLS handshake came too slowly")
 
 
+def test_a_handshake_that_does_not_come_is_refused_once(start: Start, authority: Authority) -> None:
+    flags = (*authority.issue("once").flags, "--client-timeout", "0.5")
+    server = start(*flags, env={"NO_TOKEN_S": "0.5"}, trusts=authority.trust())
+    with contextlib.ExitStack() as streams:
+        for stream in [streams.enter_context(connect(server.url)) for _ in range(8)]:
+            assert closes(stream)
+    assert server.get("/healthz").status_code == 200
+    assert server.stop() == 0
+    assert sum(line["event"] == "connection_refused" for line in server.lines()) == 8
+
+
 def test_who_does_not_read_is_cut_off(start: Start, authority: Authority) -> None:
     flags = (*authority.issue("unread").flags, "--client-timeout", "0.5")
     server = start(*flags, is_patient=False, trusts=authority.trust())

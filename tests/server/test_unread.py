@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 from raw_http import head
 from sockets import opened, ticket
 
@@ -60,6 +64,78 @@ def test_who_shows_no_token_and_reads_no_answer_has_no_more_time_than_others(sta
         assert wait_until(lambda: any(line.get("code") == "request_timeout" for line in running.lines()))
     (line,) = [line for line in running.lines() if line.get("code") == "request_timeout"]
     assert line["message"] == "no token was shown in time"  # it would have had 250 s to read
+
+
+LARGER, SMALLER = "GET /assets/app.js", "GET /assets/licenses.txt"
+CLIENTS = 24
+
+
+def _unread(running: Running, *headers: str) -> ExitStack:
+    """Clients that ask for more and more, each of them for a last answer, and read nothing.
+
+    The kernel takes all that is for the first of them, nearly all of what is for others, and not half for the rest.
+    """
+    streams = ExitStack()
+    most = 3 * head(running.url, LARGER, *headers) if running.socket is None else b""
+    for number in range(CLIENTS):
+        asked = head(running.url, SMALLER, *headers) * number + head(
+            running.url, SMALLER, "Connection: close", *headers
+        )
+        streams.enter_context(_connected(running)).sendall(most + asked)
+    answered = [-1]
+    while len(set(answered[-20:])) > 1 or len(answered) < 20:  # until it gets no further
+        time.sleep(0.02)
+        answered.append(_answered(running))
+    return streams
+
+
+def _answered(running: Running) -> int:
+    return sum(line.get("path", "").startswith("/assets/") for line in running.lines())
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Of a socket: its name has 107 bytes."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory, "s.sock")
+
+
+def _connected(running: Running) -> socket.socket:
+    if running.socket is None:
+        return _narrow(running.url)
+    stream = socket.socket(socket.AF_UNIX)
+    stream.settimeout(HANG_S)
+    stream.connect(running.socket)
+    return stream
+
+
+def _sockets(running: Running) -> int:
+    """That it has open, whatever it counts."""
+    files = Path(f"/proc/{running.process.pid}/fd")
+    return sum(each.readlink().name.startswith("socket:") for each in files.iterdir() if each.is_symlink())
+
+
+@pytest.mark.parametrize("place", ["port", "unix socket"])
+@pytest.mark.parametrize("shown", [(), (AUTH,)], ids=["no token", "a token"])
+def test_an_answer_that_is_the_last_is_not_waited_for_either(
+    start: Start, short_path: Path, place: str, shown: tuple[str, ...]
+) -> None:
+    where = () if place == "port" else ("--unix-socket", str(short_path))
+    within = {"env": {"NO_TOKEN_S": "1"}} if not shown else {}
+    running = start(*where, *(("--client-timeout", "1") if shown else ()), **within)
+    before = _sockets(running)
+    with _unread(running, *shown):
+        assert wait_until(lambda: _sockets(running) <= before), _sockets(running) - before
+    assert _is_without_fault(running)
+
+
+@pytest.mark.parametrize("shown", [(), (AUTH,)], ids=["no token", "a token"])
+def test_the_last_answers_do_not_hold_up_the_stop(start: Start, shown: tuple[str, ...]) -> None:
+    running = start("--grace", "1" if shown else "3600")
+    with _unread(running, *shown):
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(HANG_S) == 0
+    assert _is_without_fault(running)
 
 
 def test_after_the_grace_nobody_waits_for_them(start: Start) -> None:

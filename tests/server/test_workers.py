@@ -73,6 +73,18 @@ def test_a_used_ticket_is_refused_by_every_worker_and_is_no_error(start: Start) 
     assert '"level": "error"' not in running.log()
 
 
+def test_a_websocket_of_another_workers_session_has_shown_a_token(start: Start) -> None:
+    """Else it would be closed after the time of one that shows none, and count among those."""
+    running = start("--workers", "2")
+    with running.client() as client, ExitStack() as streams:
+        for made in _opened_on_both(running):  # whichever worker takes them, some are not its own
+            for _ in range(6):
+                streams.enter_context(listen(running, made, ticket(client, made)))
+        client.close()
+        assert wait_until(lambda: running.number("fumehood_connections_without_token") == 0)
+        assert running.number("fumehood_connections") > 12
+
+
 def test_the_handle_of_an_execution_is_known_to_every_worker(start: Start) -> None:
     running = start("--workers", "2", "--instance", POD)
     for _ in range(4):

@@ -32,6 +32,7 @@ class Connection:
     def __init__(self, account: Connections, transport: asyncio.Transport, address: str, is_beside: bool) -> None:
         self.address, self.is_beside = address, is_beside
         self.is_half_closed = False  # the client has said all, and may still listen
+        self.may_have_left = False  # it has, beyond something that we do not read yet
         self.makes_answer: Callable[[], bool] = lambda: False
         self.is_between: Callable[[], bool] = lambda: False
         self.put_out: Callable[[Problem], None] = lambda _: None
@@ -108,9 +109,14 @@ class Connections:
         return connection in self._others
 
     def mark_known(self, connection: Connection) -> None:
-        """It showed a token; one beyond the cap of all connections stays in the reserve."""
-        if connection in self._others or (connection in self._reserve and self._is_full):
+        """It showed a token, and one that showed none gives way to it; where all have, it stays in the reserve."""
+        if connection in self._others:
             return
+        if connection in self._reserve and self._is_full:
+            silent = next((each for each in self._waiting if not each.makes_answer()), None)
+            if silent is None:
+                return
+            self._put_out(silent)
         self.forget(connection)
         self._others[connection] = None
 
@@ -159,7 +165,9 @@ class Connections:
             return connection.address
         found = connection.address
         for each in reversed(",".join(forwarded).split(",")):
-            named = _address(_WITH_PORT.sub(r"\1\2", each.strip()))
+            text = each.strip()
+            with_port = _WITH_PORT.fullmatch(text)
+            named = _address((with_port[1] or with_port[2]) if with_port else text)
             if named is None:
                 break
             found = named
@@ -211,16 +219,19 @@ class Connections:
             is_young = oldest.is_new or now - oldest.since < _YOUNG_S
             if (is_young or oldest.makes_answer()) and len(self._reserve) <= MOST_RESERVED:
                 return
-            self.forget(oldest)
-            oldest.put_out(_too_many())
+            self._put_out(oldest)
+
+    def _put_out(self, connection: Connection) -> None:
+        """At once: it does not wait for a client that has not read what it was told before."""
+        self.forget(connection)
+        connection.put_out(_too_many())
+        if connection.transport.get_write_buffer_size():
+            connection.transport.abort()
 
     def _late(self, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         if connection.makes_answer():
             connection.timer = loop.call_later(_MORE_S, self._late, connection)
-            return
-        self.forget(connection)
-        if connection.transport.is_closing():
             return
         if connection.is_between():  # it got what it asked for: nothing is refused
             connection.transport.close()

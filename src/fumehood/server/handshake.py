@@ -82,7 +82,8 @@ class Handshake(asyncio.Protocol):
         self.connection_lost(None)
 
     def _late(self) -> None:
-        self._put_out(Problem("request_timeout", "the TLS handshake came too slowly"))
+        if not self._transport.is_closing():
+            self._put_out(Problem("request_timeout", "the TLS handshake came too slowly"))
 
     def _put_out(self, problem: Problem) -> None:
         self._account.refused(self._connection.address, problem)
@@ -151,6 +152,12 @@ class _Secure:
         if not self._inner.is_closing():  # asyncio forgets all of a transport that is closed twice
             self._inner.close()
             self._look()
+
+    def get_write_buffer_size(self) -> int:
+        return self._inner.get_write_buffer_size() + self._outer.get_write_buffer_size()
+
+    def abort(self) -> None:
+        self._outer.abort()
 
     def _look(self) -> None:
         if self._outer.is_closing():

@@ -192,6 +192,7 @@ async def _socket(exchange: Exchange, path: str) -> None:
         theirs = await unix_connect(path, f"ws://{host}{target}", additional_headers=headers, compression=None)
     except InvalidStatus as refusal:
         told, status = bytes(refusal.response.body or b""), refusal.response.status_code
+        scope["state"]["connection"].shows_none(scope["path"])
         answer = Response(told, status, media_type="application/problem+json")
         await answer(scope, exchange.receive, exchange.send)
         return
@@ -200,6 +201,7 @@ async def _socket(exchange: Exchange, path: str) -> None:
     except InvalidHandshake as error:
         raise OSError from error
     async with theirs:
+        scope["state"]["connection"].shows_token(scope["path"])
         await ours.accept()
         pumps = [asyncio.create_task(_down(ours, theirs)), asyncio.create_task(_up(ours, theirs))]
         try:

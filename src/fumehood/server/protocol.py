@@ -25,17 +25,19 @@ _HEAD, _LARGE = b"HTTP/1.1 ", 64 * 1024
 _CHUNKS, _CHUNK_BYTES = 256, 256  # so many may have any size, the others that on average
 _HEARD, _HEARD_A_SECOND = 160 * 1024, 4 * 1024  # bytes, of what clients say over WebSockets: nothing that we need
 _PROBE, _LOOKS_S = b"HTTP/1.1 100 Continue\r\n\r\n", (0.02, 0.1, 0.3, 1.0)
+_LISTENS_S = 1.0
 _TCP_CLOSE = 7  # the kernel's
 
 
 class _Joined:
     """A transport that keeps the head of an answer until its body is there, or the loop goes on without one.
 
-    Two writes are two packets, and a client that is woken twice.
+    Two writes are two packets, and a client that is woken twice. Once it is closed, its client has `within_s` to read
+    the rest.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, within_s: float) -> None:
+        self._transport, self._loop, self._within_s = transport, loop, within_s
         self._head = b""
 
     def __getattr__(self, name: str) -> Any:
@@ -56,7 +58,10 @@ class _Joined:
 
     def close(self) -> None:
         self._flush()
+        is_first = not self._transport.is_closing()
         self._transport.close()
+        if is_first and self._transport.get_write_buffer_size():
+            self._loop.call_later(self._within_s, self._transport.abort)
 
     def _flush(self) -> None:
         if self._head:
@@ -71,17 +76,16 @@ class Bounded(asyncio.Protocol):
     connection: Connection
     _server: Server  # of the subclass that is made for each server
     _writing: asyncio.TimerHandle | None = None
-    _paused = 0.0
 
-    def is_stalled(self, for_s: float) -> bool:
-        """Whether its client has read nothing for so long."""
-        return self._writing is not None and asyncio.get_running_loop().time() - self._paused >= for_s
+    @property
+    def unsent(self) -> int:
+        """Bytes for which its client has no room."""
+        return self.transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._writing is None:
             loop = asyncio.get_running_loop()
-            self._paused = loop.time()
             self._writing = loop.call_later(self.options.write_timeout_s, self._unread)
 
     def resume_writing(self) -> None:
@@ -187,6 +191,7 @@ class Http(Bounded, H11Protocol):
 
     _heading: asyncio.TimerHandle | None = None
     _looking: asyncio.TimerHandle | None = None
+    _listening: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **kinds: Any) -> None:
         super().__init__(*args, **kinds)
@@ -207,7 +212,8 @@ class Http(Bounded, H11Protocol):
     def begin(self, transport: asyncio.Transport, connection: Connection) -> None:
         """From here on it is HTTP."""
         transport.set_protocol(self)
-        super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
+        joined = _Joined(transport, self.loop, self.options.write_timeout_s)
+        super().connection_made(joined)  # type: ignore[arg-type]
         self.connection = connection
         self.connection.makes_answer = self._makes_answer
         self.connection.is_between = self._is_between
@@ -223,6 +229,11 @@ class Http(Bounded, H11Protocol):
         super().data_received(data)
         if not self._idle():
             self._headers_came()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.flow.read_paused and self._listening is None:
+            self._listen()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that has said all that it wants to say is answered."""
@@ -265,8 +276,9 @@ class Http(Bounded, H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_came()
-        if self._looking is not None:
-            self._looking.cancel()
+        for timer in (self._looking, self._listening):
+            if timer is not None:
+                timer.cancel()
         self.connection.lost()
         super().connection_lost(exc)
 
@@ -281,20 +293,30 @@ class Http(Bounded, H11Protocol):
         else:
             self._refuse(Problem("bad_request", "this is no valid HTTP/1.1 request"))
 
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(self.options.write_timeout_s, self.transport.abort)  # what it has not read by then is lost
-
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def _makes_answer(self) -> bool:
-        return not self._idle() and not self.cycle.response_started and not self.is_stalled(0)
+        """Whether it is our turn: the client has said all, and read all."""
+        return not (self._idle() or self.cycle.more_body or self.cycle.response_started or self.unsent)
 
     def _is_between(self) -> bool:
         """Whether it was answered, read that, and has begun nothing new."""
-        is_over = self.cycle is not None and self.cycle.response_complete and not self.is_stalled(0)
+        is_over = self.cycle is not None and self.cycle.response_complete and not self.unsent
         return is_over and not self.conn.trailing_data[0]
+
+    def _listen(self) -> None:
+        """While nothing is read from a client, its end is not read either."""
+        self._listening = None
+        if self.transport.is_closing() or self._idle() or not self.flow.read_paused or self.connection.may_have_left:
+            return
+        if not _says_no_more(self.transport.get_extra_info("socket")):
+            self._listening = self.loop.call_later(_LISTENS_S, self._listen)
+        elif self.transport.get_extra_info("ssl_object") is not None:
+            self.transport.abort()
+        else:
+            self.connection.may_have_left = True
+            self._look(0)
 
     def _look(self, times: int) -> None:
         """Whether a client that says no more still listens. The kernel knows once we have sent something."""
@@ -333,6 +355,15 @@ class Http(Bounded, H11Protocol):
 def http(server: Server) -> type[Http]:
     """The class of this server's connections; uvicorn makes one object of it for each."""
     return type("Http", (Http,), {"_server": server})
+
+
+def _says_no_more(peer: socket.socket | None) -> bool:
+    """Whether its end has come, read or not."""
+    if peer is None:
+        return False
+    waiting = select.poll()
+    waiting.register(peer.fileno(), select.POLLRDHUP)
+    return bool(waiting.poll(0))
 
 
 def _is_gone(peer: socket.socket | None) -> bool:

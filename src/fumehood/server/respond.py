@@ -106,7 +106,8 @@ class Events(Response):
         while True:
             await asyncio.sleep(LISTENS_S)
             waited_s += LISTENS_S
-            if self._number and (waited_s >= PING_S or connection.is_half_closed):
+            is_unsure = connection.is_half_closed or connection.may_have_left
+            if self._number and (waited_s >= PING_S or is_unsure):
                 waited_s = 0.0
                 async with self._one:
                     await self._send({"type": "http.response.body", "body": data, "more_body": True})

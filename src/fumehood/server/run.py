@@ -179,19 +179,24 @@ class Stoppable(uvicorn.Server):
             await asyncio.sleep(_LOOK_S)
         self.config.timeout_graceful_shutdown = int(server.options.grace_s + AFTER_GRACE_S)
         late = loop.create_task(self._end_late(set(self.server_state.connections)))
-        cutting = loop.create_task(self._cut_stalled())
+        cutting = loop.create_task(self._cut_unread())
         await super().shutdown(sockets)
         for each in (late, cutting, over):
             each.cancel()
         log.write("stopped")
 
-    async def _cut_stalled(self) -> None:
+    async def _cut_unread(self) -> None:
         """Nobody waits for a client that does not read; for one with a token once the grace is over."""
+        loop, seen = asyncio.get_running_loop(), dict[protocol.Bounded, tuple[int, float]]()
         while True:
+            now = loop.time()
             bounded = [each for each in self.server_state.connections if isinstance(each, protocol.Bounded)]
             for each in bounded:
+                unsent, (before, since) = each.unsent, seen.get(each, (0, now))
+                if unsent != before:
+                    seen[each] = unsent, now
                 is_over = self.application.server.ending.is_set or not each.connection.is_known
-                if is_over and each.is_stalled(_STALLED_S):
+                if is_over and unsent == before > 0 and now - since >= _STALLED_S:
                     each.transport.abort()
             await asyncio.sleep(_LOOK_S)
 
