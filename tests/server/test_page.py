@@ -228,6 +228,28 @@ def test_a_progress_bar_is_one_line(page: Page) -> None:
     expect(shown.locator("pre")).to_have_text("4 of 4")
 
 
+def test_a_line_that_ends_in_a_return_is_started_anew_by_what_follows(page: Page) -> None:
+    step = "    print(f'{n} of 4', end='\\r', flush=True)\n    time.sleep(0.1)\n"
+    shown = run(page, f"import time\nfor n in range(5):\n{step}print(end='\\nnext')")
+    outcome(shown, "Done")
+    expect(shown.locator("pre")).to_have_text("4 of 4\nnext")
+
+
+RETURNS = {
+    "before a long line": "'\\r' + 'a' * 65000",
+    "many": "'\\r' * 65000",
+    "many in a line": "'\\r' * 65000 + 'a'",
+}
+
+
+@pytest.mark.parametrize("kind", RETURNS)
+def test_returns_without_end_do_not_stop_the_page(page: Page, kind: str) -> None:
+    many = f"for n in range(60): sys.stdout.write({RETURNS[kind]}); sys.stdout.flush()\n"
+    shown = run(page, f"import sys\n{many}print('\\nthe last of it')")
+    outcome(shown, "Done")
+    expect(shown.locator("pre").last).to_contain_text("the last of it")
+
+
 def test_a_plot_is_shown(page: Page) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `data`")
     shown = run(

@@ -33,6 +33,7 @@ export class Run extends EventTarget {
   #timer: number | null = null;
   #pause = REDRAW_MS; // longer where drawing is slow, for keys and clicks come between
   #head = 0; // parts before the gap, once there is one
+  #isReturned = { stdout: false, stderr: false }; // to the beginning of its last line
   #decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
 
   constructor(readonly code: string) {
@@ -98,20 +99,21 @@ export class Run extends EventTarget {
   }
 
   #write(stream: "stdout" | "stderr", raw: string): void {
-    let text = raw.replace(ESCAPES, "").replace(/\r+\n/g, "\n");
+    let text = raw.replace(ESCAPES, "");
     if (!text) return;
+    if (this.#isReturned[stream]) text = `\r${text}`;
+    this.#isReturned[stream] = text.endsWith("\r");
     const parts = this.parts.slice();
     let last = parts.at(-1);
-    const returns = text.lastIndexOf("\r");
     // A carriage return starts the line anew, as progress bars want it.
-    if (returns >= 0) {
-      text = text.replace(/[^\n]*\r(?=[^\n])/g, "\r").replace(/\r$/, "");
-      if (text.startsWith("\r") && last?.kind === "text" && last.stream === stream) {
-        const lines = last.text.slice(0, last.text.lastIndexOf("\n") + 1);
-        last = { ...last, text: lines, weight: weigh(lines) };
+    if (text.includes("\r")) {
+      const lines = text.split("\n").map(withoutReturns);
+      text = lines.map((line) => line.slice(line.lastIndexOf("\r") + 1)).join("\n");
+      if (lines[0]!.includes("\r") && last?.kind === "text" && last.stream === stream) {
+        const before = last.text.slice(0, last.text.lastIndexOf("\n") + 1);
+        last = { ...last, text: before, weight: weigh(before) };
         parts[parts.length - 1] = last;
       }
-      text = text.replace(/\r/g, "");
     }
     if (last?.kind === "text" && last.stream === stream && last.text.length < PIECE && text.length < PIECE) {
       parts[parts.length - 1] = { ...last, text: last.text + text, weight: last.weight + weigh(text) };
@@ -143,6 +145,13 @@ export class Run extends EventTarget {
     }
     return [...parts.slice(0, this.#head), gap, ...kept];
   }
+}
+
+/** A line without the carriage returns at its end. A pattern would take a time that grows with the square of their number. */
+function withoutReturns(line: string): string {
+  let end = line.length;
+  while (line[end - 1] === "\r") end--;
+  return line.slice(0, end);
 }
 
 function weigh(text: string): number {
