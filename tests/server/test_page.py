@@ -372,8 +372,21 @@ def test_files_are_named_as_they_are_and_more_than_are_sent_are_mentioned(page: 
     expect(shown.locator("p.muted", has_text="2 more files in /tmp/output")).to_be_visible()
     expect(run(page, "1").locator("p.muted")).to_have_count(0)
     page.get_by_role("tab", name="Files").click()
-    expect(page.locator("fume-files li", has_text="\\u{202e}gnp.exe")).to_be_visible()
+    expect(page.locator("fume-files li", has_text="\\u202egnp.exe")).to_contain_text("direction marks")
     expect(page.locator("fume-files li")).to_have_count(23)
+
+
+def test_files_that_cannot_be_had_are_listed_with_the_reason(page: Page) -> None:
+    links = "import os\nfor n in range(150): os.symlink('/etc/passwd', f'/tmp/output/{n}')\n"
+    shown = run(page, f"{links}open('/tmp/output/kept', 'w').close()")
+    expect(shown.locator("p.muted", has_text="150 more files in /tmp/output")).to_be_visible()
+    page.get_by_role("tab", name="Files").click()
+    listed = page.get_by_role("list", name="Cannot be downloaded").locator("li")
+    expect(listed).to_have_count(101)
+    expect(listed.filter(has_text="link")).to_have_count(100)
+    expect(listed.last).to_have_text(re.compile(r"…\s*50 more"))
+    expect(page.get_by_role("button", name="Download")).to_have_count(1)
+    expect(page.get_by_role("button", name="Download kept")).to_be_visible()
 
 
 def test_history_has_each_run_with_its_receipt(page: Page) -> None:

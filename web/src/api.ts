@@ -46,6 +46,12 @@ export interface FileEntry {
   content_base64?: string;
 }
 
+/** A file that is there and cannot be had, and why; the last may say how many more. */
+export interface LeftOut {
+  path: string;
+  why: string;
+}
+
 export type Bundle = Record<string, unknown>;
 
 export interface Result {

@@ -2,7 +2,7 @@
 
 import { LitElement, PropertyValues, css, html, nothing } from "lit";
 import { repeat } from "lit/directives/repeat.js";
-import { Client, FileEntry, Gone, Info, Receipt, Refused, Session } from "./api.js";
+import { Client, FileEntry, Gone, Info, LeftOut, Receipt, Refused, Session } from "./api.js";
 import type { FumeEditor } from "./editor.js";
 import "./editor.js";
 import { EXAMPLES, FIRST } from "./examples.js";
@@ -34,7 +34,7 @@ const NONE = "";
 
 export class FumeApp extends LitElement {
   static override properties = Object.fromEntries(
-    ["signedIn", "refused", "asking", "info", "sessions", "current", "runs", "opened", "files", "tab", "gone", "banner",
+    ["signedIn", "refused", "asking", "info", "sessions", "current", "runs", "opened", "files", "leftOut", "tab", "gone", "banner",
      "status", "starting", "sessionProblem", "uploading", "dragging", "themeName"].map((name) => [name, { state: true }]),
   );
   declare signedIn: boolean;
@@ -46,6 +46,7 @@ export class FumeApp extends LitElement {
   declare runs: Map<string, Run[]>;
   declare opened: Map<Run, boolean>;
   declare files: FileEntry[];
+  declare leftOut: LeftOut[];
   declare tab: Tab;
   declare gone: boolean;
   declare banner: Said | null;
@@ -114,7 +115,7 @@ export class FumeApp extends LitElement {
     super();
     Object.assign(this, {
       signedIn: false, refused: false, asking: false, info: null, sessions: [], current: null, runs: new Map(), opened: new Map(),
-      files: [], tab: "output", gone: false, banner: null, status: "", starting: false, sessionProblem: null, uploading: "",
+      files: [], leftOut: [], tab: "output", gone: false, banner: null, status: "", starting: false, sessionProblem: null, uploading: "",
       dragging: false, themeName: theme(),
     });
     applyTheme(this.themeName);
@@ -206,7 +207,7 @@ export class FumeApp extends LitElement {
     this.current = id;
     if (id) sessionStorage.setItem(CURRENT, id);
     else sessionStorage.removeItem(CURRENT);
-    this.files = [];
+    Object.assign(this, { files: [], leftOut: [] });
     void this.#listFiles();
   }
 
@@ -318,8 +319,8 @@ export class FumeApp extends LitElement {
     const asked = ++this.#listed;
     if (!session) return;
     try {
-      const { files } = await this.client.get<{ files: FileEntry[] }>(`sessions/${session}/files`);
-      if (asked === this.#listed) this.files = files; // an answer may come after that to a later question
+      const { files, left_out: leftOut = [] } = await this.client.get<{ files: FileEntry[]; left_out?: LeftOut[] }>(`sessions/${session}/files`);
+      if (asked === this.#listed) Object.assign(this, { files, leftOut }); // an answer may come after that to a later question
     } catch (error) {
       if (error instanceof Refused && [404, 410].includes(error.problem.status)) this.#over(session);
     }
@@ -460,7 +461,7 @@ export class FumeApp extends LitElement {
           <div role="tablist" aria-label="Views" @keydown=${this.#tabKey}>${TABS.map(([name, label]) => this.#tabButton(name, label))}</div>
           ${TABS.map(([name]) => html`<div role="tabpanel" id="panel-${name}" aria-labelledby="tab-${name}" ?hidden=${this.tab !== name}>
             ${name === "output" ? this.#output() : name === "files"
-              ? html`<fume-files .files=${this.files} .busy=${this.uploading} ?hasSession=${this.current !== null}></fume-files>`
+              ? html`<fume-files .files=${this.files} .leftOut=${this.leftOut} .busy=${this.uploading} ?hasSession=${this.current !== null}></fume-files>`
               : html`<fume-history .client=${this.client} .policy=${this.#policy()}></fume-history>`}
           </div>`)}
         </section>

@@ -1,14 +1,15 @@
 /** The files of a session: put some in, take some out. */
 
 import { LitElement, css, html, nothing } from "lit";
-import { FileEntry } from "./api.js";
+import { FileEntry, LeftOut } from "./api.js";
 import { icon } from "./icons.js";
 import { base } from "./styles.js";
 import { bytes, visible } from "./words.js";
 
 export class FumeFiles extends LitElement {
-  static override properties = { files: { attribute: false }, busy: {}, hasSession: { type: Boolean } };
+  static override properties = { files: { attribute: false }, leftOut: { attribute: false }, busy: {}, hasSession: { type: Boolean } };
   declare files: FileEntry[];
+  declare leftOut: LeftOut[];
   declare busy: string;
   declare hasSession: boolean;
   static override styles = [
@@ -42,9 +43,17 @@ export class FumeFiles extends LitElement {
         <input type="file" multiple hidden aria-label="Files to add" @change=${this.#chosen} />
         <p class="small muted" role="status">${this.busy || html`They go to <code>/workspace</code>, where programs start: <code>open("data.csv")</code> finds them.`}</p>
       </div>
-      ${this.#list("Results", results)} ${this.#list(results.length ? "In the session" : "Files", others)}
-      ${this.files.length ? nothing : html`<p class="muted">${this.hasSession ? "There are no files in this session yet." : "A session starts with the first run or the first file."}</p>`}
+      ${this.#list("Results", results)} ${this.#list(results.length ? "In the session" : "Files", others)} ${this.#withheld()}
+      ${this.files.length + this.leftOut.length ? nothing : html`<p class="muted">${this.hasSession ? "There are no files in this session yet." : "A session starts with the first run or the first file."}</p>`}
     `;
+  }
+
+  #withheld() {
+    if (!this.leftOut.length) return nothing;
+    return html`<h3>Cannot be downloaded</h3>
+      <ul aria-label="Cannot be downloaded">
+        ${this.leftOut.map(({ path, why }) => html`<li><span class="name mono">${visible(short(path))}</span><span class="small muted">${visible(why)}</span></li>`)}
+      </ul>`;
   }
 
   #list(heading: string, files: FileEntry[]) {
@@ -52,15 +61,19 @@ export class FumeFiles extends LitElement {
     return html`<h3>${heading}</h3>
       <ul aria-label=${heading}>
         ${files.map((file) => {
-          const short = visible(file.path.replace(/^\/(workspace|tmp\/output)\//, ""));
+          const name = visible(short(file.path));
           return html`<li>
-            <span class="name mono">${short}</span>
+            <span class="name mono">${name}</span>
             <span class="size small muted">${bytes(file.size)}</span>
-            <button class="quiet small" aria-label=${`Insert the path of ${short}`} @click=${() => this.#ask("insert", JSON.stringify(file.path.replace(/^\/workspace\//, "")))}>Insert path</button>
-            <button class="quiet small" aria-label=${`Download ${short}`} @click=${() => this.#ask("download", { file })}>${icon("down")}Download</button>
+            <button class="quiet small" aria-label=${`Insert the path of ${name}`} @click=${() => this.#ask("insert", JSON.stringify(file.path.replace(/^\/workspace\//, "")))}>Insert path</button>
+            <button class="quiet small" aria-label=${`Download ${name}`} @click=${() => this.#ask("download", { file })}>${icon("down")}Download</button>
           </li>`;
         })}
       </ul>`;
   }
 }
 customElements.define("fume-files", FumeFiles);
+
+function short(path: string): string {
+  return path.replace(/^\/(workspace|tmp\/output)\//, "");
+}

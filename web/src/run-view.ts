@@ -2,7 +2,7 @@
 
 import { LitElement, TemplateResult, css, html, nothing } from "lit";
 import { repeat } from "lit/directives/repeat.js";
-import { FileEntry, Receipt } from "./api.js";
+import { FileEntry, LeftOut, Receipt } from "./api.js";
 import { Icon, icon } from "./icons.js";
 import { picture, pictureStyle } from "./receipt.js";
 import { Part, Run, leftOut } from "./run.js";
@@ -181,7 +181,7 @@ export class FumeRun extends LitElement {
     if (meta.truncated) notes.push("There was more output than is kept.");
     if (meta.results_truncated) notes.push("There were more values than are kept.");
     if (Array.isArray(meta.files_left_out) && meta.files_left_out.length)
-      notes.push(`${plural(meta.files_left_out.length, "more file")} in /tmp/output: see Files.`);
+      notes.push(`${plural(counted(meta.files_left_out), "more file")} in /tmp/output: see Files.`);
     if (meta.timeout_clamped) notes.push(`The server allows ${seconds(Number(meta.timeout ?? 0))} at most.`);
     const missing = /^ModuleNotFoundError: No module named '([\w.]+)'/m.exec(this.run.result?.stderr ?? "")?.[1]?.split(".")[0];
     if (missing)
@@ -214,6 +214,12 @@ customElements.define("fume-run", FumeRun);
 
 function name(file: FileEntry): string {
   return visible(file.path.split("/").at(-1) ?? file.path);
+}
+
+/** How many files these are: the last may stand for more, which have no path. */
+function counted(leftOut: LeftOut[]): number {
+  const more = /^(\d+) more$/.exec(leftOut.at(-1)!.path === "…" ? leftOut.at(-1)!.why : "")?.[1];
+  return more ? leftOut.length - 1 + Number(more) : leftOut.length;
 }
 
 function decodeText(base64: string): string {
