@@ -202,6 +202,13 @@ OTHERS = {
     "popover": '<div popover style="background: url(U)">x</div><button commandfor="U">x</button>',
     "webview": '<webview src="U"></webview><bgsound src="U"><layer src="U"></layer><ilayer src="U"></ilayer>',
 }
+# Text in HTML, markup in a drawing.
+RAW = ("iframe", "noembed", "noframes", "plaintext", "script", "style", "textarea", "title", "xmp")
+OTHERS |= {
+    f"{drawing}-{name}": f'<{drawing}><{name}><style><img src="U"></style><g style="background: url(U)" onclick="x()"/></{name}></{drawing}>'
+    for drawing in ("svg", "math")
+    for name in RAW
+}
 ALL = {**FETCHES, **OTHERS}
 SVG = (
     "<?xml version='1.0'?><?xml-stylesheet type='text/css' href='U?1'?><!DOCTYPE svg SYSTEM 'U?2'>"

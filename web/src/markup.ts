@@ -44,8 +44,9 @@ function pastComment(source: string, at: number, isXml: boolean): number {
   return end.test(source) ? end.lastIndex : source.length;
 }
 
-/** The tags of this text, without those in comments and in elements whose content is text. */
-export function* tags(source: string, isXml: boolean): Generator<Tag> {
+/** The tags of this text, without those in comments and in elements whose content is text; with those in such elements of
+ * a drawing, where that is asked for, for there their content is markup. */
+export function* tags(source: string, isXml: boolean, drawing?: Drawing): Generator<Tag> {
   for (let at = source.indexOf("<"); at >= 0; at = source.indexOf("<", at)) {
     if (source.startsWith("<!--", at)) at = pastComment(source, at + 4, isXml);
     else if (source.startsWith("<![CDATA[", at) && isXml) at = past("]]>", source, at);
@@ -66,7 +67,8 @@ export function* tags(source: string, isXml: boolean): Generator<Tag> {
       const tag: Tag = { name: source.slice(start, named).toLowerCase(), start, end: named, isEnd, isClosed: false, attributes: [], isUnsure: false, isCommented: false };
       at = readAttributes(tag, source);
       if (at < 0) return; // it never ends, and a browser leaves it out
-      if (!isEnd && !isXml && RAW.has(tag.name)) readText(tag, source);
+      drawing?.take(tag);
+      if (!isEnd && !isXml && RAW.has(tag.name) && !drawing?.isOpen) readText(tag, source);
       yield tag;
       at = tag.end;
     }
@@ -174,6 +176,30 @@ export function tooMuch(source: string): string | null {
   return null;
 }
 
+/** Whether a tag is in a drawing, as far as can be told without reading it as a browser does. */
+class Drawing {
+  #open: string[] = []; // from the first drawing on; in an element of it that has HTML, no more than the next drawing
+  isOpen = false; // what this tag begins or is in is drawn
+
+  take({ name, isEnd, isClosed }: Tag): void {
+    this.isOpen = this.#isDrawn();
+    if (isEnd) {
+      const at = this.#open.lastIndexOf(name);
+      if (at >= 0) this.#open.length = at;
+      return;
+    }
+    if (this.isOpen && NOT_DRAWN.has(name)) {
+      while (this.#isDrawn()) this.#open.pop();
+      this.isOpen = false;
+    } else if ((this.isOpen ||= DRAWING.has(name)) && !isClosed && this.#open.length < DEPTH) this.#open.push(name);
+  }
+
+  #isDrawn(): boolean {
+    const last = this.#open.at(-1);
+    return last !== undefined && last !== "title" && !NOT_DRAWING.has(last);
+  }
+}
+
 /** The text with other names for what a browser reports to the console where it may not use it: styles and handlers. */
 export function renamed(source: string, sheet: string, isXml = false): string {
   const pieces: string[] = [];
@@ -182,7 +208,7 @@ export function renamed(source: string, sheet: string, isXml = false): string {
     pieces.push(source.slice(done, start), text);
     done = end;
   };
-  for (const { name, start, attributes, isEnd } of tags(source, isXml)) {
+  for (const { name, start, attributes, isEnd } of tags(source, isXml, isXml ? undefined : new Drawing())) {
     if (name === "style") replace(start, start + name.length, sheet);
     else if (name === "base" || name === "track") replace(start, start, "fume-");
     if (isEnd) continue;
@@ -191,8 +217,8 @@ export function renamed(source: string, sheet: string, isXml = false): string {
   return pieces.join("") + source.slice(done);
 }
 
-/** As much of a text as is shown in place of what it stands for. */
-export function cut(source: string): string {
-  return source.length > SHOWN ? `${source.slice(0, SHOWN)}…` : source;
+export const SHOWN = 100_000; // characters of a text in place of what it stands for
+
+export function cut(source: string, most = SHOWN): string {
+  return source.length > most ? `${source.slice(0, most)}…` : source;
 }
-const SHOWN = 100_000;
