@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
@@ -358,6 +359,32 @@ def test_what_has_no_text_but_something_to_see_is_shown_without_a_word(page: Pag
     for value in show(page, *({"text/html": source} for source in sources)):
         expect(value.locator("iframe")).to_have_count(1)
         expect(value.locator("p")).to_have_count(0)
+
+
+def test_a_table_of_more_cells_than_can_be_shown_says_how_many_are_not(page: Page) -> None:
+    fields = [{"name": f"c{n}"} for n in range(3000)]
+    wide = {"schema": {"fields": fields}, "data": [{}] * 3000}
+    long = {"schema": {"fields": fields[:1]}, "data": [{}] * 30_000}
+    texts = {"schema": None, "data": [{"c0": "x" * 100_000, "c1": ["y"] * 100_000}, {"x" * 9: 1}]}
+    values = show(page, *({TABLE: table} for table in (wide, long, texts)))
+    expect(values[0].locator("p")).to_have_text(
+        re.compile("^The first 100 of 3000 rows, the first 200 of 3000 columns$")
+    )
+    expect(values[0].locator("td")).to_have_count(20_000)
+    expect(values[1].locator("p")).to_have_text("The first 20000 of 30000 rows, 1 column")
+    expect(values[2].locator("p")).to_have_text("2 rows, 2 columns")
+    assert [len(text) for text in values[2].locator("tr").nth(1).locator("td").all_inner_texts()] == [1001, 1001]
+
+
+def test_json_is_shown_in_part_where_its_indents_are_more_than_it_is(page: Page) -> None:
+    deep: Any = [1] * 390_000
+    for _ in range(30):
+        deep = [deep]
+    plain = {"a": [1, -2.5, None, True, 'é\n"x"'], "b": {}, "c": [], "d": {"e": [{"f": 1}]}, "": [[]]}
+    as_part, whole, word = show(page, *({"application/json": form} for form in (deep, plain, "x" * 200_000)))
+    assert as_part.locator("pre").inner_text() == json.dumps(deep, indent=2)[:100_000] + "…"
+    assert whole.locator("pre").text_content() == json.dumps(plain, indent=2, ensure_ascii=False)
+    assert word.locator("pre").text_content() == f'"{"x" * 99_999}…'
 
 
 def test_an_empty_value_is_empty(page: Page) -> None:

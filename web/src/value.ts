@@ -1,10 +1,11 @@
 /** One value of a run, in the best form that can be shown safely. */
 
-import { LitElement, PropertyValues, TemplateResult, css, html, nothing } from "lit";
+import { LitElement, PropertyValues, TemplateResult, css, html } from "lit";
 import { Bundle } from "./api.js";
 import { cleanSvg } from "./clean.js";
 import "./frame.js";
 import { icon } from "./icons.js";
+import { jsonOf } from "./json.js";
 import { cut } from "./markup.js";
 import { fromBase64, plainOf } from "./run.js";
 import { base } from "./styles.js";
@@ -19,6 +20,9 @@ interface TableData {
 
 const TABLE = "application/vnd.dataresource+json";
 const FORMS = [TABLE, "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex", "application/json"];
+const CELLS = 20_000; // that are shown of a table: its first rows and columns
+const COLUMNS = 200;
+const CELL = 1000; // characters that are shown of one
 const NUMERIC = /^(u?int|float|decimal|number)/i;
 
 export class FumeValue extends LitElement {
@@ -78,7 +82,7 @@ export class FumeValue extends LitElement {
 
   #form(mime: string, form: unknown): TemplateResult | null {
     if (mime === TABLE) return form ? tableOf(form as TableData) : null;
-    if (mime === "application/json") return form === undefined ? null : html`<pre>${JSON.stringify(form, null, 2)}</pre>`;
+    if (mime === "application/json") return form === undefined ? null : html`<pre>${jsonOf(form)}</pre>`;
     if (typeof form !== "string" || !form.trim()) return null;
     if (mime === "image/svg+xml") return this.#drawing(form);
     if (mime.startsWith("image/")) return this.#image(mime, fromBase64(form));
@@ -115,23 +119,29 @@ function tableOf(table: TableData) {
   const { data } = table;
   if (!Array.isArray(data)) return null;
   const given = table.schema?.fields;
-  const fields = (Array.isArray(given) ? given : Object.keys(data[0] ?? {}).map((name) => ({ name, type: undefined }))).map(
-    ({ name, type }) => ({ name: String(name), isNumber: type ? NUMERIC.test(String(type)) : typeof data[0]?.[String(name)] === "number" }),
-  );
+  const all = Array.isArray(given) ? given : Object.keys(data[0] ?? {}).map((name) => ({ name, type: undefined }));
+  const fields = all.slice(0, COLUMNS).map(({ name, type }) => ({
+    name: String(name),
+    isNumber: type ? NUMERIC.test(String(type)) : typeof data[0]?.[String(name)] === "number",
+  }));
+  const rows = data.slice(0, Math.floor(CELLS / Math.max(1, fields.length)));
   const total = typeof table.total_rows === "number" ? table.total_rows : data.length;
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Table">
       <table>
-        <thead><tr>${fields.map(({ name, isNumber }) => html`<th scope="col" class=${isNumber ? "number" : ""}>${name}</th>`)}</tr></thead>
-        <tbody>${data.map(
+        <thead><tr>${fields.map(({ name, isNumber }) => html`<th scope="col" class=${isNumber ? "number" : ""}>${cut(name, CELL)}</th>`)}</tr></thead>
+        <tbody>${rows.map(
           (row) => html`<tr>${fields.map(({ name, isNumber }) => html`<td class=${isNumber ? "number" : ""}>${cell(row[name])}</td>`)}</tr>`,
         )}</tbody>
       </table>
     </div>
-    <p class="small muted">${total > data.length ? `The first ${data.length} of ` : nothing}${plural(total, "row")},
-      ${plural(fields.length, "column")}</p>`;
+    <p class="small muted">${counted("The", rows.length, total, "row")}, ${counted("the", fields.length, all.length, "column")}</p>`;
+}
+
+function counted(article: string, shown: number, total: number, what: string): string {
+  return `${total > shown ? `${article} first ${shown} of ` : ""}${plural(total, what)}`;
 }
 
 function cell(value: unknown) {
   if (value === null || value === undefined) return html`<span class="empty">empty</span>`;
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  return typeof value === "object" ? jsonOf(value, CELL, "") : cut(String(value), CELL);
 }
