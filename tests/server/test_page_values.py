@@ -98,6 +98,88 @@ def test_styles_as_they_are_written_are_kept_whole(page: Page) -> None:
     expect(inside.locator("p i")).to_have_css("width", "11px")
 
 
+WORDS = {
+    "in a drawing": "<svg><path class='" + "a" * 1_000_000 + "'/></svg>",
+    "in a style": "<style>p{--x:" + "a" * 1_000_000 + "}</style>",
+    "behind a reference": "<style>p{fill: url(#a); --x: ';" + "a" * 1_000_000 + "'}</style><i id=a>x</i>",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_a_word_without_end_does_not_stop_the_page(page: Page, kind: str) -> None:
+    expect(html(page, WORDS[kind] + "<p>shown").locator("p")).to_have_text("shown")
+
+
+NOTS = "".join(f":not(.a{n})" for n in range(300))
+MATCHED = {
+    "many rules": "".join(f":not(.a{n}){{--x{n}: 1}}" for n in range(20_000)),
+    "long selectors": "".join(f"g{NOTS}{{stroke-width: {n}}}" for n in range(1000)),
+    "selectors that point": "".join(f"g{NOTS}:not(.b{n}){{fill: url(#a)}}" for n in range(1000)),
+    "what comes before": "[x] ~ g{color: red}",
+    "what is around, and around that": ":is(:is(:is([x] *) *) *) *{color: red}",
+    "what is in it": "".join(f":has(.a{n}){{color: red}}" for n in range(20)),
+    "rules in rules": ".x{" + "&:not(a), &:not(b){" * 40 + "color: red" + "}" * 41,
+    "long lists": "g{mask-image: " + ",".join(["url(#a)"] * 5000) + "}",
+}
+
+
+@pytest.mark.parametrize("kind", MATCHED)
+def test_styles_that_take_without_end_to_match_are_left_out(page: Page, kind: str) -> None:
+    parts = "<path id='a'/><g>" + "<g>" * 400 + "</g>" * 400 + "<g/>" * 30_000 + "</g>"
+    drawing = (
+        f"<svg {SVG}><style>{MATCHED[kind]}</style>{parts}<text y='9' style='fill: rgb(1, 2, 3)'>kept</text></svg>"
+    )
+    image, inline = show(page, {"image/svg+xml": drawing.replace("&", "&amp;")}, {"text/html": drawing})
+    assert "<style></style>" in drawn(page, image).replace("<style/>", "<style></style>")
+    expect(inline).to_contain_text("is shown without its style sheets")
+    frame = inline.locator("iframe").content_frame
+    expect(frame.locator("text")).to_have_css("fill", "rgb(1, 2, 3)")
+    assert len("".join(frame.locator("style").all_inner_texts())) < 1000
+    answers(page)
+
+
+def test_each_style_in_an_attribute_is_found_by_a_name_of_its_own(page: Page) -> None:
+    source = "".join(
+        f"<b style='color: rgb(0, {n // 100}, {n % 100})' data-fume-1 data-fume='1'>x</b>" for n in range(9999)
+    )
+    inside = html(page, f"{source}<p data-fume-7='' style='color: rgb(9, 9, 9)'>x</p>")
+    expect(inside.locator("b").nth(9998)).to_have_css("color", "rgb(0, 99, 98)")
+    expect(inside.locator("p")).to_have_css("color", "rgb(9, 9, 9)")
+    named = inside.locator("b, p").evaluate_all("all => all.flatMap(node => node.getAttributeNames())")
+    assert len(named) == len(set(named)) == 10_000
+
+
+def test_a_filter_of_a_style_has_few_effects(page: Page) -> None:
+    shadow = "drop-shadow(1px 1px 1px red) "
+    styles = [
+        f"filter: {shadow * 2}blur(1px)",
+        f"filter: {shadow * 40}",
+        f"--x: {shadow * 5}; filter: var(--x) var(--x)",
+    ]
+    sheet = f"<style>u{{filter: {shadow * 40}; backdrop-filter: {shadow * 40}; color: rgb(1, 2, 3)}}</style><u>x</u>"
+    inside = html(page, sheet + "".join(f"<p style='{style}'>x</p>" for style in styles))
+    filters = inside.locator("p, u").evaluate_all(
+        "all => all.map(node => getComputedStyle(node).filter.split('drop-').length - 1)"
+    )
+    assert filters == [0, 2, 0, 0]
+    expect(inside.locator("u")).to_have_css("backdrop-filter", "none")
+    expect(inside.locator("u")).to_have_css("color", "rgb(1, 2, 3)")
+    drawing = f"<svg {SVG}><rect width='9' height='9' style='filter: {shadow * 40}'/><rect width='9' height='9' filter='{shadow * 40}'/></svg>"
+    (image,) = show(page, {"image/svg+xml": drawing})
+    assert "shadow" not in drawn(page, image)
+
+
+def test_cells_that_span_more_than_can_be_laid_out_span_nothing(page: Page) -> None:
+    wide = "<tr>" + "<td rowspan=65534 colspan=1000>x" * 50
+    sources = ["<table>" + wide * 1000, "<table><colgroup>" + "<col span=1000>" * 2000 + "<tr><td>x"]
+    for value in show(page, *({"text/html": source} for source in sources)):
+        frame = value.locator("iframe").content_frame
+        expect(frame.locator("td").first).to_have_text("x")
+        expect(frame.locator("[rowspan], [colspan], [span]")).to_have_count(0)
+    inside = html(page, "<table>" + "<tr><th rowspan=2>x<td colspan=3>y<tr><td>z" * 1000)
+    expect(inside.locator("[rowspan='2'], [colspan='3']")).to_have_count(2000)
+
+
 DEEP = {
     "open": "<div>" * 100000,
     "closed by another": "<div></b>" * 50000,
@@ -182,7 +264,23 @@ def nested(tag: str, name: str, levels: int, form: str = "{name}='url(#{id})'") 
 
 
 FILLED = "".join(f".r{n} {{ fill: url(#r{n}) }}" for n in range(7))
+TWICE = "<feBlend in='a' in2='a' result='a'/>"
+TEN = "<feMerge result='a'>" + "<feMergeNode in='a'/>" * 10 + "</feMerge>"
+BOTH = "<feMerge><feMergeNode in='SourceGraphic'/><feMergeNode in='SourceGraphic'/></feMerge>"
+
+
+def filtered(steps: str, by: str = "url(#f)", levels: int = 1) -> str:
+    inside = f"<g filter='{by}'>" * levels + "<rect width='9' height='9'/>" + "</g>" * levels
+    return f"<svg {SVG}><filter id='f'>{steps}</filter>{inside}<text y='9'>kept</text></svg>"
+
+
 REPEATED = {
+    "filter that takes each step twice": filtered("<feFlood result='a'/>" + TWICE * 40),
+    "filter that takes the step before twice": filtered("<feBlend/>" * 40),
+    "filter that takes each step ten times": filtered("<feFlood result='a'/>" + TEN * 12),
+    "filter of what it filters, twice": filtered(BOTH, "url(#f) " * 5, 20),
+    "filter of many steps": filtered("<feOffset dx='1'/>" * 2000),
+    "filter in filter": filtered(BOTH, levels=40),
     "use": repeated(6),
     "cycle": f"<svg {SVG} id='r'><g><use href='#r'/></g><text y='9'>kept</text></svg>",
     "pattern": nested("pattern", "fill", 7),
@@ -212,6 +310,17 @@ def test_a_drawing_that_repeats_itself_without_end_is_drawn_once(page: Page, kin
         assert "<use" not in made
         assert "url(" not in made
     answers(page)
+
+
+def test_a_drawing_keeps_its_shadows(page: Page) -> None:
+    shadow = (
+        "<feGaussianBlur in='SourceAlpha' stdDeviation='2' result='b'/><feOffset in='b' dx='2' result='o'/><feFlood flood-color='red'/>"
+        "<feComposite in2='o' operator='in' result='c'/><feMerge><feMergeNode in='c'/><feMergeNode in='SourceGraphic'/></feMerge>"
+    )
+    source = filtered(shadow, levels=3)
+    image, inline = show(page, {"image/svg+xml": source}, {"text/html": source})
+    assert drawn(page, image).count('filter="url(#f)"') == 3
+    expect(inline.locator("iframe").content_frame.locator("[filter]")).to_have_count(3)
 
 
 def test_drawings_in_one_text_are_not_many_times_what_one_may_be(page: Page) -> None:

@@ -11,6 +11,7 @@
 import DOMPurify from "dompurify";
 import { cleanDeclarations, cleanSheet, isInert, pointless } from "./css.js";
 import { DEPTH, MOST, cut, renamed, tooMuch } from "./markup.js";
+import { MATCHING, matching } from "./matching.js";
 import { LIMIT, repeated, unrepeated } from "./references.js";
 
 const HTML = "http://www.w3.org/1999/xhtml";
@@ -56,6 +57,8 @@ const MUTE = words(`annotation annotation-xml audio base canvas desc embed fence
 const BITMAP = /^data:image\/(png|jpe?g|gif|webp|avif|bmp|x-icon);base64,([a-z0-9+/=\s]*)$/i;
 const VECTORS = /^data:image\/svg\+xml((?:;[\w=-]+)*),(.*)$/is;
 const ROUNDS = 5;
+const SPANS = ["colspan", "columnspan", "rowspan", "span"];
+const CELLS = 1_000_000; // that spans make
 const MOST_DRAWN = 4 * MOST; // a plot of many points has a line for each
 const SHEET = { html: "xmp", svg: "glyph" }; // read like <style>, and of no other use here
 
@@ -63,7 +66,7 @@ const COMMON = { ALLOW_DATA_ATTR: false, ALLOW_UNKNOWN_PROTOCOLS: false, ADD_URI
 const FOR_TEXT = {
   ...COMMON,
   ALLOWED_TAGS: [...TEXT, ...DRAWN, ...PAINTED, ...MATH],
-  ALLOWED_ATTR: [...OF_TEXT, ...OF_DRAWN, ...OF_PAINTED, ...OF_MATH, "src", "data-fume", "data-fume-style"],
+  ALLOWED_ATTR: [...OF_TEXT, ...OF_DRAWN, ...OF_PAINTED, ...OF_MATH, "src", "data-fume-style"],
   FORBID_CONTENTS: MUTE,
   FORCE_BODY: true,
   RETURN_DOM: true as const,
@@ -83,23 +86,24 @@ const ofSvg = DOMPurify(window);
 
 /** What is found while a text is cleaned. */
 interface Found {
-  rules: string[];
+  sheets: string[];
+  rules: string[]; // of styles in attributes; each has a name of its own, by which a browser finds it at once
   links: [Element, string][];
   isOurs: boolean; // cleaned once already: its marks are ours
   repeated: number; // elements, in the drawings that are images in it
 }
-let found: Found = { rules: [], links: [], isOurs: false, repeated: 0 };
+let found: Found = { sheets: [], rules: [], links: [], isOurs: false, repeated: 0 };
 
 ofText.addHook("uponSanitizeElement", (node, data) => {
-  if (data.tagName === SHEET.html) found.rules.push(cleanSheet(node.textContent ?? ""));
+  if (data.tagName === SHEET.html) found.sheets.push(cleanSheet(node.textContent ?? ""));
 });
 ofText.addHook("uponSanitizeAttribute", (node, data) => {
   const { attrName: name, attrValue: value } = data;
   if (name === "data-fume-style") {
     const kept = cleanDeclarations(value);
-    if (kept) found.rules.push(`[data-fume="${mark(node)}"]{${kept}}`);
+    if (kept) found.rules.push(`[data-fume-${mark(node)}]{${kept}}`);
     data.keepAttr = false;
-  } else if (name === "data-fume") data.keepAttr = found.isOurs;
+  } else if (/^data-fume-\d+$/.test(name)) data.forceKeepAttr = found.isOurs;
   else if (name === "src") keep(data, node.localName === "img" ? picture(value) : null);
   else if (name === "type") data.keepAttr = node.localName !== "input" || /^(checkbox|radio)$/i.test(value);
   else if (name === "href" || name === "xlink:href") {
@@ -110,7 +114,7 @@ ofText.addHook("uponSanitizeAttribute", (node, data) => {
 ofText.addHook("afterSanitizeAttributes", (node) => {
   if (node.localName === "input" && !node.hasAttribute("type")) node.remove();
   const number = marks.get(node);
-  if (number !== undefined) node.setAttribute("data-fume", String(number));
+  if (number !== undefined) node.setAttribute(`data-fume-${number}`, "");
 });
 
 ofSvg.addHook("uponSanitizeElement", (node, data) => {
@@ -184,6 +188,7 @@ export interface Cleaned {
   rules: string[]; // the styles that belong to it
   why: string | null; // it is shown as text, if it is
   isLacking: boolean; // what it shows elsewhere comes from a page in it
+  isPlain: boolean; // its sheets are left out
 }
 
 /** The text itself, as what is shown of it. */
@@ -191,7 +196,7 @@ function asText(source: string, why: string): Cleaned {
   const { body } = document.implementation.createHTMLDocument("");
   const text = body.appendChild(body.ownerDocument.createElement("pre"));
   text.textContent = cut(source);
-  return { body, rules: ["pre{white-space:pre-wrap}"], why, isLacking: false };
+  return { body, rules: ["pre{white-space:pre-wrap}"], why, isLacking: false, isPlain: false };
 }
 
 /** The markup to show, or its source where it cannot be told what it would show. */
@@ -206,25 +211,38 @@ export function cleanHtml(source: string): Cleaned {
 }
 
 function settled(readable: string): Cleaned | null {
-  found = { rules: [], links: [], isOurs: false, repeated: 0 };
+  found = { sheets: [], rules: [], links: [], isOurs: false, repeated: 0 };
   marks = new Map();
   let body = cleaned(readable);
   const isLacking = ofText.removed.some((entry) => "element" in entry && entry.element.nodeName === "IFRAME");
   for (const [link, address] of found.links) {
     if (/^(https?|mailto):/i.test(address) && link.textContent?.trim() !== address) link.append(` (${address})`);
   }
-  let { rules } = found;
+  let { sheets, rules } = found;
+  let isPlain = false;
   marks = new Map();
   for (let round = 0; round < ROUNDS; round++) {
     const before = body.innerHTML;
-    found = { rules: [], links: [], isOurs: true, repeated: 0 };
+    found = { sheets: [], rules: [], links: [], isOurs: true, repeated: 0 };
     body = cleaned(before);
     if (body.innerHTML !== before) continue;
-    if (repeated(body, rules) <= LIMIT) return { body, rules, why: null, isLacking };
+    narrow(body);
+    isPlain ||= matching(body, sheets) > MATCHING;
+    if (isPlain) sheets = [];
+    if (repeated(body, [...sheets, ...rules]) <= LIMIT) return { body, rules: [...sheets, ...rules], why: null, isLacking, isPlain };
     unrepeated(body);
-    rules = rules.map(pointless);
+    [sheets, rules] = [sheets.map(pointless), rules.map(pointless)];
   }
   return null;
+}
+
+/** Cells of tables as wide and as high as they are said to be, or as one where that makes more of them than a browser can lay out. */
+function narrow(body: Element): void {
+  const height = body.getElementsByTagName("tr").length + body.getElementsByTagName("mtr").length;
+  const size = (node: Element, name: string, most: number) => Math.min(most, Number.parseInt(node.getAttribute(name) ?? "") || 1);
+  const wide = [...body.querySelectorAll(SPANS.map((name) => `[${name}]`).join())];
+  const cells = wide.reduce((sum, node) => sum + size(node, "rowspan", height) * ["colspan", "columnspan", "span"].reduce((most, name) => Math.max(most, size(node, name, 1000)), 1), 0);
+  if (cells > CELLS) for (const node of wide) for (const name of SPANS) node.removeAttribute(name);
 }
 
 /** The drawing with nothing in it that could run or fetch; null if it is none, or more than can be drawn. */
@@ -247,6 +265,7 @@ function cleanedSvg(source: string): { text: string; repeated: number } | null {
   if (isDeep(root)) return null;
   ofSvg.sanitize(root, FOR_SVG);
   const sheets = [...root.querySelectorAll(SHEET.svg)];
+  if (matching(root, sheets.map((sheet) => sheet.textContent ?? "")) > MATCHING) for (const sheet of sheets) sheet.textContent = "";
   let size = repeated(root, sheets.map((sheet) => sheet.textContent ?? ""));
   if (size > LIMIT) {
     size = 0;

@@ -18,6 +18,9 @@ const FUNCTIONS = words(
 );
 export const INHERITED = words("fill stroke marker marker-start marker-mid marker-end");
 const REFERRING = new Set([...INHERITED, ...words("filter clip-path mask mask-image -webkit-mask -webkit-mask-image")]);
+const FILTERS = ["filter", "backdrop-filter"];
+const EFFECTS = 5; // of one filter; a shadow paints all before it twice
+const EFFECT = /\b(?:blur|brightness|contrast|drop-shadow|grayscale|hue-rotate|invert|opacity|saturate|sepia|url)\(/gi;
 const WITHIN = /\burl\((["']?)#([\w.:-]+)\1\)/g;
 const UNSURE = /[\\@{}<]|\/\*/;
 
@@ -37,6 +40,7 @@ const PIECES = new RegExp(
     .join("|"),
   "gi",
 );
+const SINGLY = 1000; // declarations that are looked at one by one; the browser looks for each among all
 const CLOSES: Record<string, string> = { "(": ")", "[": "]", "{": "}" };
 
 /** Whether the brackets of this text are nested no deeper than a style sheet needs. */
@@ -57,9 +61,10 @@ function isFlat(source: string): boolean {
 /** Whether this text, of a declaration, a selector, a condition or an attribute, names nothing to fetch. */
 export function isInert(text: string, property = ""): boolean {
   if (UNSURE.test(text) || !isFlat(text)) return false;
+  if (FILTERS.includes(property) && (/\bvar\(/i.test(text) || (text.match(EFFECT)?.length ?? 0) > EFFECTS)) return false;
   const rest = REFERRING.has(property) ? text.replace(WITHIN, "") : text;
-  for (const [called] of rest.matchAll(/[\w\-\u0080-\uffff]*\(/g)) {
-    if (called !== "(" && !FUNCTIONS.has(called.slice(0, -1).toLowerCase())) return false;
+  for (const [, name, called] of rest.matchAll(/([\w\-\u0080-\uffff]+)(\(?)/g)) {
+    if (called && !FUNCTIONS.has(name!.toLowerCase())) return false;
   }
   return true;
 }
@@ -97,7 +102,9 @@ function block(head: string, body: string, kind = ""): string {
 }
 
 function declarations(style: CSSStyleDeclaration): string {
+  for (const name of FILTERS) if (!isInert(style.getPropertyValue(name), name)) style.removeProperty(name);
   if (isInert(style.cssText)) return style.cssText; // with its shorthands, and nothing that points elsewhere
+  if (style.length > SINGLY) return "";
   return [...style]
     .map((name) => ({ name, value: style.getPropertyValue(name), rank: style.getPropertyPriority(name) }))
     .filter(({ name, value }) => value && /^[\w-]+$/.test(name) && isInert(value, name))

@@ -27,6 +27,8 @@ export function nonce(): string {
 
 const LACKING = "This output needs scripts or a connection, which the page does not give it.";
 
+const PLAIN = "This output is shown without its style sheets: they are too large for it.";
+
 interface Sealed {
   text: string;
   height: number;
@@ -35,7 +37,7 @@ interface Sealed {
 }
 
 export function sealedDocument(source: string): Sealed {
-  const { body, rules, why, isLacking } = cleanHtml(source);
+  const { body, rules, why, isLacking, isPlain } = cleanHtml(source);
   const own = nonce();
   const policy = `default-src 'none'; img-src data:; style-src ${own ? `'nonce-${own}'` : "'none'"}; base-uri 'none'; form-action 'none'`;
   const sheet = own ? `<style nonce="${own}">${[PAPER, ...rules].join("\n").replaceAll("<", "")}</style>` : "";
@@ -44,7 +46,7 @@ export function sealedDocument(source: string): Sealed {
   const pictures = body.querySelectorAll("img[src], svg").length;
   const height = Math.min(420, Math.max(56, 24 + Math.max(rows * ROW, lines * 22) + pictures * 240));
   const isEmpty = !body.textContent?.trim() && !body.querySelector(SEEN) && !COLOURED.test(rules.join());
-  const note = why ? `This output is shown as text: it is ${why}.` : isEmpty || (isLacking && !pictures) ? LACKING : "";
+  const note = why ? `This output is shown as text: it is ${why}.` : isEmpty || (isLacking && !pictures) ? LACKING : isPlain ? PLAIN : "";
   const text = `<!doctype html><meta http-equiv="Content-Security-Policy" content="${policy}">${HINTS}${sheet}<body>${body.innerHTML}`;
   return { text, height, isEmpty, note };
 }
