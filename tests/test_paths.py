@@ -49,18 +49,12 @@ def test_a_path_that_is_too_long_is_refused(path):
     assert caught.value.kind == "invalid"
 
 
-@pytest.mark.parametrize("name", ["user\u202egpj.exe", "\u2066x\u2069", "x\u200f", "a\U000e0041"])
-def test_a_name_that_looks_like_another_is_refused(name):
-    assert refusal_of(f"/tmp/{name}") == ("Invalid path: its name has direction marks or invisible tags", "invalid")
-
-
 @pytest.mark.parametrize("name", ["a\\b", "..\\x", "\\", "d\\/x"])
 def test_a_path_with_a_backslash_is_refused(name):
     assert refusal_of(f"/tmp/{name}") == ("Invalid path: its name has a backslash", "invalid")
 
 
-NAMES = ["a", "ü ö", "...", "-rf", "a\nb", "\x1aff", "\u2028", "\ud800", "a\u202eb", "a\\b"]
-NAMES += ["x" * 255, "x" * 256, "d/" * 600 + "x"]
+NAMES = ["a", "ü ö", "...", "-rf", "a\nb", "\x1aff", "\u2028", "\ud800", "a\\b", "x" * 255, "x" * 256, "d/" * 600 + "x"]
 
 
 @pytest.mark.parametrize("path", [f"/workspace/{name}" for name in NAMES])

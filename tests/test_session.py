@@ -264,7 +264,7 @@ def test_files_are_written_read_edited_and_listed():
         session.files("/tmp/none")
 
 
-@pytest.mark.parametrize("name", ["a\\b", "a\nb", "a\u202eb", "d" * 256, "d/" * 600 + "x"])
+@pytest.mark.parametrize("name", ["a\\b", "a\nb", "d" * 256, "d/" * 600 + "x"])
 def test_what_read_refuses_is_not_listed_and_is_a_file_all_the_same(name):
     session, fake = opened()
     session.write("/workspace/a", "")

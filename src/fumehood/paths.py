@@ -53,8 +53,6 @@ def refusal(path: str) -> str | None:
     """Why nobody can ask for what lies at this path, if so: what is refused to readers is listed with these words."""
     if not printable(path):
         return "its name has control characters or bytes that are not UTF-8"
-    if not plain(path):
-        return "its name has direction marks or invisible tags"
     if "\\" in path:
         return "its name has a backslash"
     if len(path.encode()) > _MAX_BYTES or any(len(part.encode()) > _MAX_PART_BYTES for part in path.split("/")):
