@@ -52,6 +52,9 @@ class _Transport(asyncio.Transport):
 
     resume_reading = pause_reading
 
+    def get_write_buffer_size(self) -> int:
+        return 0  # this client reads all
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 
