@@ -489,7 +489,7 @@ def test_json_is_shown_in_part_where_its_indents_are_more_than_it_is(page: Page)
     deep: Any = [1] * 390_000
     for _ in range(30):
         deep = [deep]
-    plain = {"a": [1, -2.5, None, True, 'é\n"x"'], "b": {}, "c": [], "d": {"e": [{"f": 1}]}, "": [[]]}
+    plain: dict[str, Any] = {"a": [1, -2.5, None, True, 'é\n"x"'], "b": {}, "c": [], "d": {"e": [{"f": 1}]}, "": [[]]}
     as_part, whole, word = show(page, *({"application/json": form} for form in (deep, plain, "x" * 200_000)))
     assert as_part.locator("pre").inner_text() == json.dumps(deep, indent=2)[:100_000] + "…"
     assert whole.locator("pre").text_content() == json.dumps(plain, indent=2, ensure_ascii=False)
