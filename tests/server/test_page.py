@@ -372,7 +372,7 @@ def test_files_are_named_as_they_are_and_more_than_are_sent_are_mentioned(page: 
     expect(shown.locator("p.muted", has_text="2 more files in /tmp/output")).to_be_visible()
     expect(run(page, "1").locator("p.muted")).to_have_count(0)
     page.get_by_role("tab", name="Files").click()
-    expect(page.locator("fume-files li", has_text="\\u202egnp.exe")).to_contain_text("direction marks")
+    expect(page.locator("fume-files li", has_text="\\u{202e}gnp.exe")).to_be_visible()
     expect(page.locator("fume-files li")).to_have_count(23)
 
 
