@@ -268,8 +268,9 @@ def test_sessions_at_once_find_nothing_of_one_another_and_leave_nothing(tmp_path
 def test_sessions_in_turn_leave_memory_and_descriptors_flat(tmp_path: Path, count: int) -> None:
     report = hosted(one_after_another, tmp_path, "", count)
     before, after = report["before"], report["after"]
-    assert after["descriptors"] <= before["descriptors"] + 4
-    assert after["cgroups"] <= before["cgroups"] + 8
+    more_groups = after["cgroups"] - before["cgroups"]  # on a busy machine more cells are on their way out at once
+    assert more_groups <= SPARE_GROUPS * 4
+    assert after["descriptors"] <= before["descriptors"] + max(0, more_groups) + 4  # each is held by one
     for kind in ("processes", "temporary", "mounts"):
         assert after[kind] == before[kind], kind
     for late, early in zip(report["memory_after"], report["memory_before"], strict=True):

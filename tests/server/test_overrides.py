@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from fumehood.server import protocol, run
@@ -11,7 +12,7 @@ from fumehood.server import protocol, run
 REPLACED = {
     protocol.Http: {
         *("connection_made", "connection_lost", "data_received", "eof_received", "shutdown", "on_response_complete"),
-        *("_should_upgrade", "handle_websocket_upgrade", "send_400_response", "timeout_keep_alive_handler"),
+        *("_should_upgrade", "handle_websocket_upgrade", "send_400_response", "handle_events"),
     },
     protocol.WebSockets: {
         *("connection_made", "connection_lost", "data_received", "shutdown", "send", "handle_parser_exception"),
@@ -31,6 +32,8 @@ def test_what_is_replaced_is_there(ours: type) -> None:
 def test_what_is_read_of_them_is_there() -> None:
     for kind, names in (
         (H11Protocol, ("_get_upgrade", "cycle", "conn", "flow", "scope")),
+        (RequestResponseCycle, ("more_body", "response_started", "response_complete")),
+        (FlowControl, ("read_paused",)),
         (WebSocketsSansIOProtocol, ("handshake_complete", "handshake_initiated", "frames", "conn", "close_sent")),
     ):
         source = {
