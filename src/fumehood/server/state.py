@@ -105,6 +105,8 @@ class Moment:
             self.told.discard(tell)
 
     def set(self) -> None:
+        if self.is_set:
+            return
         self.is_set = True
         for tell in tuple(self.told):
             tell()
