@@ -97,10 +97,15 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Opened]]:
 @pytest.fixture
 def page(open_page: Callable[..., Opened], server: Running) -> Iterator[Page]:
     """Signed in as alice, with no session of hers left from before."""
-    with server.client("alice") as client:
+    end_all(server, "alice")
+    return open_page().enter(server)
+
+
+def end_all(server: Running, name: str) -> None:
+    """The sessions of this owner."""
+    with server.client(name) as client:
         for session in client.get("/sessions").json()["sessions"]:
             client.delete(f"/sessions/{session['session_id']}")
-    return open_page().enter(server)
 
 
 def editor(page: Page) -> Locator:
@@ -127,6 +132,12 @@ def outcome(shown: Locator, text: str) -> Locator:
     found = shown.locator(".outcome", has_text=text)
     expect(found).to_be_visible()
     return found
+
+
+def leave_a_file(page: Page) -> None:
+    """By a run, until it is listed: then no question of the page is on its way."""
+    outcome(run(page, "open('/tmp/output/a', 'w').close()"), "Done")
+    expect(page.get_by_role("tab", name="Files")).to_contain_text("1")
 
 
 def shot(page: Page, name: str, **kinds: Any) -> None:
@@ -433,16 +444,33 @@ def test_sessions_are_started_switched_and_ended(page: Page) -> None:
 def test_a_session_that_ended_elsewhere_is_said_and_the_next_run_has_a_new_one(
     open_page: Callable[..., Opened], server: Running
 ) -> None:
+    end_all(server, "bob")
     window = open_page()
     page = window.enter(server, "bob")
-    outcome(run(page, "1"), "Done")
-    with server.client("bob") as bob:
-        for session in bob.get("/sessions").json()["sessions"]:
-            bob.delete(f"/sessions/{session['session_id']}")
+    leave_a_file(page)
+    end_all(server, "bob")
     shown = run(page, "2")
     expect(shown.get_by_role("alert")).to_be_visible()
     shot(page, "ended")
     expect(run(page, "3").locator("fume-value")).to_have_text("3")
+    assert all("404" in said or "410" in said for said in window.complaints)
+    window.complaints.clear()
+
+
+def test_a_session_that_is_found_to_have_ended_is_said(open_page: Callable[..., Opened], server: Running) -> None:
+    end_all(server, "bob")
+    window = open_page()
+    page = window.enter(server, "bob")
+    leave_a_file(page)
+    page.locator("fume-sessions .opener").click()
+    page.get_by_role("button", name="Start a new session").click()
+    expect(page.locator("fume-run")).to_have_count(0)
+    end_all(server, "bob")
+    page.locator("fume-sessions .opener").click()
+    page.locator("fume-sessions .choose").first.click()
+    expect(page.get_by_role("alert")).to_contain_text("This session has ended")
+    expect(page.locator("fume-sessions .opener")).to_have_text("No session yet")
+    outcome(page.locator("fume-run").first, "Done")  # what ran there stays in view
     assert all("404" in said or "410" in said for said in window.complaints)
     window.complaints.clear()
 

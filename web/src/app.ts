@@ -322,7 +322,9 @@ export class FumeApp extends LitElement {
       const { files, left_out: leftOut = [] } = await this.client.get<{ files: FileEntry[]; left_out?: LeftOut[] }>(`sessions/${session}/files`);
       if (asked === this.#listed) Object.assign(this, { files, leftOut }); // an answer may come after that to a later question
     } catch (error) {
-      if (error instanceof Refused && [404, 410].includes(error.problem.status)) this.#over(session);
+      if (!(error instanceof Refused && [404, 410].includes(error.problem.status))) return;
+      if (this.current === session && !this.#running) this.#say(error); // else what runs says it
+      this.#over(session);
     }
   }
 
