@@ -73,12 +73,14 @@ class Told:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.is_over = False
         self._part = b""
 
     def lines(self) -> list[bytes] | None:
         """Those that are whole now; waits for a piece of one. None at the end."""
         piece = os.read(self.fd, _PIECE)
         if not piece:
+            self.is_over = True
             return None
         *lines, self._part = (self._part + piece).split(b"\n")
         return lines

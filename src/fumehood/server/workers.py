@@ -186,8 +186,10 @@ def work() -> int:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-            if os.getppid() != parent and not any_listens(options.peers_dir):
-                shutil.rmtree(options.peers_dir)  # it was killed: the last of us tidies up
+            # Who was killed closes its end of the pipe before we have another parent.
+            was_left = told.is_over or os.getppid() != parent
+            if was_left and not any_listens(options.peers_dir):
+                shutil.rmtree(options.peers_dir)  # the last of us tidies up
 
 
 if __name__ == "__main__":
