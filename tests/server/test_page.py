@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +58,17 @@ def expect(found: Locator) -> Any:
 def browser() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives the browser")
     playwright.expect.set_options(timeout=WAIT_MS)
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=WAIT_MS)
+    with playwright.sync_playwright() as driver, own_temporary_files() as env:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=WAIT_MS, env=env)
         yield chromium
         chromium.close()
+
+
+@contextmanager
+def own_temporary_files() -> Iterator[dict[str, str]]:
+    """An environment for a browser, which leaves some behind now and then."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        yield {**os.environ, "TMPDIR": directory}
 
 
 class Opened:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from canaries import ALL, AS_TEXT, FETCHES, FIRST, NOTHING, SVG, Listener, filled, listening, looked_up, named
-from test_page import CHROMIUM, FLAGS, WAIT_MS, Opened, expect, outcome, run
+from test_page import CHROMIUM, FLAGS, WAIT_MS, Opened, expect, outcome, own_temporary_files, run
 
 from running import Running
 from support import wait_until
@@ -65,7 +65,7 @@ def browser(tmp_path: Path, net_log: Path) -> Iterator[BrowserContext]:
     """One that keeps a log of its network and can find no host but this one; with a profile, for without it connects to nothing ahead."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives the browser")
     playwright.expect.set_options(timeout=WAIT_MS)
-    with playwright.sync_playwright() as driver:
+    with playwright.sync_playwright() as driver, own_temporary_files() as env:
         context = driver.chromium.launch_persistent_context(
             tmp_path / "profile",
             executable_path=CHROMIUM,
@@ -73,6 +73,7 @@ def browser(tmp_path: Path, net_log: Path) -> Iterator[BrowserContext]:
             ignore_default_args=[HELD_BACK],
             viewport={"width": 1280, "height": 8000},
             timeout=WAIT_MS,
+            env=env,
         )
         yield context
         context.close()
